@@ -23,7 +23,7 @@ OnLost: TypeAlias = Literal["rerun", "wait", "fail"]
 
 
 class Now(NamedTuple):
-    """The two clocks. `wall` (UTC seconds) is for the record and may jump; `steady` is for every deadline, never stored."""
+    """The clocks. `wall` (UTC seconds) is for the record and may jump; `steady` is for deadlines, never stored."""
 
     wall: float
     steady: float

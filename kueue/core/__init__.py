@@ -1,0 +1,1 @@
+"""The engine: decides what becomes of jobs, touches nothing."""

@@ -1,7 +1,8 @@
 """What has happened to the queue: the only things that change its state, and the only things that are stored.
 
 Rules
-- A fact is decided by the engine, applied by `state.evolve` (live and on replay alike), and stored before anybody is told.
+- A fact is decided by the engine, applied by `state.evolve` (live and on replay alike), and stored before anybody is
+  told.
 - A fact about one job has the field ``job``; the store keeps it until that job is done and then folds it into one
   `FinishedJob`.
 - ``offer`` is the fencing number of an attempt; numbers grow and are never used twice.
@@ -17,13 +18,14 @@ from msgspec import Struct
 from kueue.model import Allocation, EndRecord, JobRange, NodeRecord, Outcome, Place, Request, Terms
 
 Kind: TypeAlias = Literal["succeeded", "failed", "canceled"]
+HowReturned: TypeAlias = Literal["deferred", "rejected", "withdrawn", "never received"]
 
 
 class Fact(Struct, frozen=True, tag=True, tag_field="fact"):
     """Base of all facts."""
 
 
-class JobsSubmitted(Fact, kw_only=True):
+class JobsSubmitted(Fact, frozen=True, kw_only=True):
     """Jobs ``first_id`` … came into being, in the order of the ranges."""
 
     first_id: int
@@ -32,13 +34,13 @@ class JobsSubmitted(Fact, kw_only=True):
     wall: float
 
 
-class JobsFolded(Fact, kw_only=True):
+class JobsFolded(Fact, frozen=True, kw_only=True):
     """On replay only: these jobs of the submission just replayed are done (their rows are in the store)."""
 
     ids: tuple[tuple[int, int], ...]
 
 
-class JobHeld(Fact, kw_only=True):
+class JobHeld(Fact, frozen=True, kw_only=True):
     """A pending job was told to wait until released."""
 
     job: int
@@ -46,7 +48,7 @@ class JobHeld(Fact, kw_only=True):
     wall: float
 
 
-class JobReleased(Fact, kw_only=True):
+class JobReleased(Fact, frozen=True, kw_only=True):
     """A held job may start."""
 
     job: int
@@ -54,8 +56,8 @@ class JobReleased(Fact, kw_only=True):
     wall: float
 
 
-class JobOffered(Fact, kw_only=True):
-    """A worker was permitted to run the job. If an attempt of it was unreachable, this fact ends that one as given away."""
+class JobOffered(Fact, frozen=True, kw_only=True):
+    """A worker may run the job. An unreachable attempt of it is ended first, by `AttemptLost` in the same turn."""
 
     job: int
     offer: int
@@ -64,7 +66,7 @@ class JobOffered(Fact, kw_only=True):
     wall: float
 
 
-class JobStarted(Fact, kw_only=True):
+class JobStarted(Fact, frozen=True, kw_only=True):
     """The worker reports that the process runs."""
 
     job: int
@@ -73,17 +75,19 @@ class JobStarted(Fact, kw_only=True):
     wall: float
 
 
-class OfferReturned(Fact, kw_only=True):
-    """Certain: this offer never started and never will. The job waits again, or is canceled if that was wanted."""
+class OfferReturned(Fact, frozen=True, kw_only=True):
+    """Certain: this offer never started and never will. The job waits again. It leaves no trace but events: the store
+    drops all facts of this offer, so that a job that is declined for days does not grow.
+    """
 
     job: int
     offer: int
-    how: Literal["deferred", "rejected", "withdrawn", "never received"]
+    how: HowReturned
     reason: str
     wall: float
 
 
-class OfferOverdue(Fact, kw_only=True):
+class OfferOverdue(Fact, frozen=True, kw_only=True):
     """The worker did not answer in time. The offer is withdrawn, but it may have started: the job stays where it is."""
 
     job: int
@@ -91,7 +95,7 @@ class OfferOverdue(Fact, kw_only=True):
     wall: float
 
 
-class StopAsked(Fact, kw_only=True):
+class StopAsked(Fact, frozen=True, kw_only=True):
     """A person wants the job ended. With ``kill`` also if it runs already."""
 
     job: int
@@ -100,7 +104,7 @@ class StopAsked(Fact, kw_only=True):
     wall: float
 
 
-class StopDropped(Fact, kw_only=True):
+class StopDropped(Fact, frozen=True, kw_only=True):
     """A stop without ``kill`` came too late: the job runs and goes on."""
 
     job: int
@@ -109,7 +113,7 @@ class StopDropped(Fact, kw_only=True):
     wall: float
 
 
-class AttemptSilenced(Fact, kw_only=True):
+class AttemptSilenced(Fact, frozen=True, kw_only=True):
     """The worker is silent (or does not know the attempt); a `rerun` job may now be given away."""
 
     job: int
@@ -117,18 +121,17 @@ class AttemptSilenced(Fact, kw_only=True):
     wall: float
 
 
-class AttemptReturned(Fact, kw_only=True):
+class AttemptReturned(Fact, frozen=True, kw_only=True):
     """The worker is back and the attempt still lives there."""
 
     job: int
     offer: int
-    running: bool
     started_wall: float | None
     wall: float
 
 
-class AttemptLost(Fact, kw_only=True):
-    """Proven gone without an end record. Counts towards ``max_attempts`` if it may have started. The job waits again."""
+class AttemptLost(Fact, frozen=True, kw_only=True):
+    """Given away or proven gone without an end record. Counts towards ``max_attempts``. The job waits again."""
 
     job: int
     offer: int
@@ -136,7 +139,7 @@ class AttemptLost(Fact, kw_only=True):
     wall: float
 
 
-class JobDone(Fact, kw_only=True):
+class JobDone(Fact, frozen=True, kw_only=True):
     """The job is over. ``offer`` and ``end`` tell of the attempt that decided it; both are none if none did."""
 
     job: int
@@ -148,7 +151,7 @@ class JobDone(Fact, kw_only=True):
     """Who ended it, if a person did."""
 
 
-class JobsCleaned(Fact, kw_only=True):
+class JobsCleaned(Fact, frozen=True, kw_only=True):
     """Finished jobs were dropped from the record. Entries: (id, kind, run_seconds)."""
 
     jobs: tuple[tuple[int, Kind, float], ...]
@@ -156,14 +159,31 @@ class JobsCleaned(Fact, kw_only=True):
     wall: float
 
 
-class NodeChanged(Fact, kw_only=True):
+class AttemptSuperseded(Fact, frozen=True, kw_only=True):
+    """A given-away attempt of a live job reported how it ended; kept in the history, decides nothing."""
+
+    job: int
+    offer: int
+    text: str
+    wall: float
+
+
+class NumbersRaised(Fact, frozen=True, kw_only=True):
+    """A worker holds attempts numbered above all that this store gave (a restored copy): numbering goes on above."""
+
+    next_job: int
+    next_offer: int
+    wall: float
+
+
+class NodeChanged(Fact, frozen=True, kw_only=True):
     """All that is remembered of a worker, whole; the newest of an id counts."""
 
     node: NodeRecord
     wall: float
 
 
-class RequestAnswered(Fact, kw_only=True):
+class RequestAnswered(Fact, frozen=True, kw_only=True):
     """A state-changing question was answered; a repetition gets the same bytes (one JSON message) again."""
 
     request_id: str
@@ -187,6 +207,8 @@ AnyFact: TypeAlias = (
     | AttemptReturned
     | AttemptLost
     | JobDone
+    | AttemptSuperseded
+    | NumbersRaised
     | JobsCleaned
     | NodeChanged
     | RequestAnswered

@@ -41,6 +41,7 @@ FRAME_LIMIT = 16 * 1024 * 1024
 
 Stream: TypeAlias = Literal["stdout", "stderr"]
 JobFilter: TypeAlias = Literal["held", "pending", "offered", "running", "succeeded", "failed", "canceled"]
+WorkerState: TypeAlias = Literal["online", "offline", "silent", "away", "set aside"]
 
 
 class Message(Struct, frozen=True, tag=True, tag_field="type"):
@@ -50,14 +51,14 @@ class Message(Struct, frozen=True, tag=True, tag_field="type"):
 # === client → server =================================================================================================
 
 
-class ClientHello(Message, kw_only=True):
+class ClientHello(Message, frozen=True, kw_only=True):
     """First message of a command. Answered by `Welcome` or `Sorry`."""
 
     protocol: int = PROTOCOL
     version: str = ""
 
 
-class Submit(Message, kw_only=True):
+class Submit(Message, frozen=True, kw_only=True):
     """Make jobs; all or none. Answered by `Submitted` or `Failed`.
 
     A submission above the frame limit goes in parts with one ``request_id``; only the last has ``last = true`` and
@@ -73,7 +74,7 @@ class Submit(Message, kw_only=True):
     """Refuse when no worker known now could ever run one of the jobs."""
 
 
-class ListJobs(Message, kw_only=True):
+class ListJobs(Message, frozen=True, kw_only=True):
     """Answered by `JobList`. The summary counts all jobs, whatever the filter."""
 
     seq: int
@@ -85,21 +86,21 @@ class ListJobs(Message, kw_only=True):
     """Inclusive ranges; empty: all."""
 
 
-class ShowJobs(Message, kw_only=True):
+class ShowJobs(Message, frozen=True, kw_only=True):
     """Answered by `JobDetails`."""
 
     seq: int
     ids: tuple[tuple[int, int], ...]
 
 
-class WatchJobs(Message, kw_only=True):
-    """Answered by `Watching` at once, then by one `JobEnded` for each job when it is done (at once for those that are)."""
+class WatchJobs(Message, frozen=True, kw_only=True):
+    """Answered by `Watching` at once, then by one `JobEnded` for each job when it is done."""
 
     seq: int
     ids: tuple[tuple[int, int], ...]
 
 
-class RemoveJobs(Message, kw_only=True):
+class RemoveJobs(Message, frozen=True, kw_only=True):
     """Cancel jobs. Answered by `Results` within 10 s; what is not proven by then has ``ok = false``."""
 
     seq: int
@@ -111,7 +112,7 @@ class RemoveJobs(Message, kw_only=True):
     """End them in the record at once, whatever their worker says (implies kill)."""
 
 
-class CleanJobs(Message, kw_only=True):
+class CleanJobs(Message, frozen=True, kw_only=True):
     """Forget succeeded and canceled jobs, with ``failed`` those that failed too. Answered by `Done`."""
 
     seq: int
@@ -119,7 +120,7 @@ class CleanJobs(Message, kw_only=True):
     failed: bool = False
 
 
-class HoldJobs(Message, kw_only=True):
+class HoldJobs(Message, frozen=True, kw_only=True):
     """Keep pending jobs from starting. Answered by `Results`."""
 
     seq: int
@@ -127,7 +128,7 @@ class HoldJobs(Message, kw_only=True):
     ids: tuple[tuple[int, int], ...]
 
 
-class ReleaseJobs(Message, kw_only=True):
+class ReleaseJobs(Message, frozen=True, kw_only=True):
     """Let held jobs start. Answered by `Results`."""
 
     seq: int
@@ -135,14 +136,14 @@ class ReleaseJobs(Message, kw_only=True):
     ids: tuple[tuple[int, int], ...]
 
 
-class ExplainJob(Message, kw_only=True):
+class ExplainJob(Message, frozen=True, kw_only=True):
     """Why does this job wait? Answered by `Explanation` or `Failed`."""
 
     seq: int
     id: int
 
 
-class ListWorkers(Message, kw_only=True):
+class ListWorkers(Message, frozen=True, kw_only=True):
     """Answered by `WorkerList`."""
 
     seq: int
@@ -150,13 +151,13 @@ class ListWorkers(Message, kw_only=True):
     """Empty: all."""
 
 
-class ListResources(Message, kw_only=True):
+class ListResources(Message, frozen=True, kw_only=True):
     """Answered by `ResourceList`."""
 
     seq: int
 
 
-class SetNode(Message, kw_only=True):
+class SetNode(Message, frozen=True, kw_only=True):
     """Take workers out, back in, or declare them dead. Answered by `Results` (one entry, ``id`` = the worker's).
 
     ``dead`` is a person's word that nothing runs there any more: its attempts are proven gone.
@@ -169,7 +170,7 @@ class SetNode(Message, kw_only=True):
     state: Literal["online", "offline", "dead"]
 
 
-class ReadOutput(Message, kw_only=True):
+class ReadOutput(Message, frozen=True, kw_only=True):
     """Read one stream of a job. Answered by `Output`, with ``follow`` by many; the last has ``end = true``."""
 
     seq: int
@@ -179,13 +180,13 @@ class ReadOutput(Message, kw_only=True):
     follow: bool = False
 
 
-class StopReading(Message, kw_only=True):
+class StopReading(Message, frozen=True, kw_only=True):
     """No more `Output` for that ``seq``. Not answered."""
 
     seq: int
 
 
-class ServerInfo(Message, kw_only=True):
+class ServerInfo(Message, frozen=True, kw_only=True):
     """Answered by `Info`."""
 
     seq: int
@@ -194,7 +195,7 @@ class ServerInfo(Message, kw_only=True):
 # === server → client =================================================================================================
 
 
-class Welcome(Message, kw_only=True):
+class Welcome(Message, frozen=True, kw_only=True):
     """The secret was proven and the versions fit."""
 
     protocol: int
@@ -204,7 +205,7 @@ class Welcome(Message, kw_only=True):
     """Who the server takes the caller for; now always ``operator``."""
 
 
-class Sorry(Message, kw_only=True):
+class Sorry(Message, frozen=True, kw_only=True):
     """The peer cannot be served: version, identity, overload. The connection is closed after it."""
 
     reason: str
@@ -213,7 +214,7 @@ class Sorry(Message, kw_only=True):
     """Trying again without a change is useless."""
 
 
-class Failed(Message, kw_only=True):
+class Failed(Message, frozen=True, kw_only=True):
     """The question was refused; nothing changed."""
 
     seq: int
@@ -222,7 +223,7 @@ class Failed(Message, kw_only=True):
     exit_code: int = 1
 
 
-class Done(Message, kw_only=True):
+class Done(Message, frozen=True, kw_only=True):
     """The question was carried out."""
 
     seq: int
@@ -230,7 +231,7 @@ class Done(Message, kw_only=True):
     count: int = 0
 
 
-class Submitted(Message, kw_only=True):
+class Submitted(Message, frozen=True, kw_only=True):
     """The jobs are stored; ``ids`` are inclusive ranges in the order of the submission."""
 
     seq: int
@@ -275,7 +276,7 @@ class AttemptRow(Struct, frozen=True, kw_only=True):
     started_wall: float | None = None
     ended_wall: float | None = None
     end: str = ""
-    """In words: ``exited with code 0``, ``lost: given away after ralab04 was silent``, ``declined: no such directory``."""
+    """In words: ``exited with code 0``, ``lost: ralab04 was silent and the job was given away``."""
 
 
 class JobDetail(Struct, frozen=True, kw_only=True):
@@ -294,7 +295,7 @@ class JobDetail(Struct, frozen=True, kw_only=True):
     """(wall, who, what)."""
 
 
-class JobList(Message, kw_only=True):
+class JobList(Message, frozen=True, kw_only=True):
     """Answer to `ListJobs`, ascending ids; long ones come in several, the last with ``end``."""
 
     seq: int
@@ -306,7 +307,7 @@ class JobList(Message, kw_only=True):
     end: bool = True
 
 
-class JobDetails(Message, kw_only=True):
+class JobDetails(Message, frozen=True, kw_only=True):
     """Answer to `ShowJobs`."""
 
     seq: int
@@ -315,14 +316,14 @@ class JobDetails(Message, kw_only=True):
     end: bool = True
 
 
-class Watching(Message, kw_only=True):
+class Watching(Message, frozen=True, kw_only=True):
     """These ids are watched; ``missing`` do not exist."""
 
     seq: int
     missing: tuple[tuple[int, int], ...] = ()
 
 
-class JobEnded(Message, kw_only=True):
+class JobEnded(Message, frozen=True, kw_only=True):
     """A watched job is done; its output is stored already."""
 
     seq: int
@@ -342,14 +343,14 @@ class Result(Struct, frozen=True, kw_only=True):
     hint: str = ""
 
 
-class Results(Message, kw_only=True):
+class Results(Message, frozen=True, kw_only=True):
     """One entry for each thing named."""
 
     seq: int
     results: tuple[Result, ...]
 
 
-class Explanation(Message, kw_only=True):
+class Explanation(Message, frozen=True, kw_only=True):
     """Why a job waits: one sentence per worker and counter; ``verdict`` in one sentence for all."""
 
     seq: int
@@ -365,7 +366,7 @@ class WorkerRow(Struct, frozen=True, kw_only=True):
 
     id: int
     name: str
-    state: Literal["online", "offline", "silent", "away", "set aside"]
+    state: WorkerState
     note: str = ""
     version: str = ""
     connected_wall: float | None = None
@@ -382,7 +383,7 @@ class WorkerRow(Struct, frozen=True, kw_only=True):
     running: tuple[int, ...] = ()
 
 
-class WorkerList(Message, kw_only=True):
+class WorkerList(Message, frozen=True, kw_only=True):
     """Answer to `ListWorkers`, ascending ids."""
 
     seq: int
@@ -398,14 +399,14 @@ class ResourceRow(Struct, frozen=True, kw_only=True):
     total: int
 
 
-class ResourceList(Message, kw_only=True):
+class ResourceList(Message, frozen=True, kw_only=True):
     """Answer to `ListResources`, sorted by name."""
 
     seq: int
     resources: tuple[ResourceRow, ...]
 
 
-class Output(Message, kw_only=True):
+class Output(Message, frozen=True, kw_only=True):
     """A piece of a stream. ``data`` begins at ``offset``; ``note`` is a remark (a gap, the source is away)."""
 
     seq: int
@@ -418,7 +419,7 @@ class Output(Message, kw_only=True):
     state: JobFilter | None = None
 
 
-class Info(Message, kw_only=True):
+class Info(Message, frozen=True, kw_only=True):
     """Answer to `ServerInfo`."""
 
     seq: int
@@ -449,9 +450,12 @@ class AttemptReport(Struct, frozen=True, kw_only=True):
     end: EndRecord | None = None
 
 
-class WorkerHello(Message, kw_only=True):
-    """First message of a worker. Answered by `WorkerWelcome` or `Sorry`. `attempts` is the whole truth of the worker:
-    whatever was offered before and does not stand there was never handed to a runner and never will be."""
+class WorkerHello(Message, frozen=True, kw_only=True):
+    """First message of a worker. Answered by `WorkerWelcome` or `Sorry`.
+
+    `attempts` is the whole truth of the worker: whatever was offered before and does not stand there was never handed
+    to a runner and never will be.
+    """
 
     protocol: int = PROTOCOL
     version: str = ""
@@ -465,13 +469,13 @@ class WorkerHello(Message, kw_only=True):
     attempts: tuple[AttemptReport, ...] = ()
 
 
-class Heartbeat(Message, kw_only=True):
+class Heartbeat(Message, frozen=True, kw_only=True):
     """Every ``min(10, lease/6)`` seconds. Answered by `HeartbeatAnswer` with the same ``number``."""
 
     number: int
 
 
-class Report(Message, kw_only=True):
+class Report(Message, frozen=True, kw_only=True):
     """The machine's load, at the set interval and after every start and end. Not answered."""
 
     load: MachineLoad
@@ -479,20 +483,20 @@ class Report(Message, kw_only=True):
     """If they changed."""
 
 
-class AttemptStarted(Message, kw_only=True):
+class AttemptStarted(Message, frozen=True, kw_only=True):
     """The runner has started the process of this offer. Not answered; repeated in `WorkerHello`."""
 
     offer: int
     started_wall: float
 
 
-class AttemptQueued(Message, kw_only=True):
+class AttemptQueued(Message, frozen=True, kw_only=True):
     """The offer is with the runner and starts when the attempt it waits for has ended. Not answered."""
 
     offer: int
 
 
-class OfferDeferred(Message, kw_only=True):
+class OfferDeferred(Message, frozen=True, kw_only=True):
     """Not now; never started. The server asks again after a newer load."""
 
     offer: int
@@ -500,7 +504,7 @@ class OfferDeferred(Message, kw_only=True):
     load: MachineLoad
 
 
-class OfferRejected(Message, kw_only=True):
+class OfferRejected(Message, frozen=True, kw_only=True):
     """Not here; never started. Holds for the job's directory if ``about_directory``, else for the job."""
 
     offer: int
@@ -508,34 +512,34 @@ class OfferRejected(Message, kw_only=True):
     about_directory: bool = True
 
 
-class OfferWithdrawn(Message, kw_only=True):
+class OfferWithdrawn(Message, frozen=True, kw_only=True):
     """Answer to `WithdrawOffer`: never started and never will be."""
 
     offer: int
 
 
-class AttemptChanged(Message, kw_only=True):
+class AttemptChanged(Message, frozen=True, kw_only=True):
     """For people: the attempt was paused, continues, or cannot be stopped and why."""
 
     offer: int
     note: str = ""
 
 
-class AttemptEnded(Message, kw_only=True):
+class AttemptEnded(Message, frozen=True, kw_only=True):
     """The attempt is over and none of its processes is left. Answered by `Acknowledge` once it is stored."""
 
     offer: int
     end: EndRecord
 
 
-class AttemptGone(Message, kw_only=True):
+class AttemptGone(Message, frozen=True, kw_only=True):
     """Proven: no process of it is left and no end was written. Answered by `Acknowledge`."""
 
     offer: int
     reason: str
 
 
-class FetchedOutput(Message, kw_only=True):
+class FetchedOutput(Message, frozen=True, kw_only=True):
     """Answer to `FetchOutput`."""
 
     token: int
@@ -548,7 +552,7 @@ class FetchedOutput(Message, kw_only=True):
     """For example how many bytes the size limit cut out here."""
 
 
-class Goodbye(Message, kw_only=True):
+class Goodbye(Message, frozen=True, kw_only=True):
     """An orderly stop: of a worker (its jobs go on under their runner) or of the server. Not answered."""
 
     reason: str = ""
@@ -557,7 +561,7 @@ class Goodbye(Message, kw_only=True):
 # === server → worker =================================================================================================
 
 
-class WorkerWelcome(Message, kw_only=True):
+class WorkerWelcome(Message, frozen=True, kw_only=True):
     """The worker is taken in. What it shall do about the attempts it named follows as orders."""
 
     protocol: int
@@ -570,16 +574,18 @@ class WorkerWelcome(Message, kw_only=True):
     """Kept output of acknowledged attempts may be dropped at this age."""
 
 
-class HeartbeatAnswer(Message, kw_only=True):
+class HeartbeatAnswer(Message, frozen=True, kw_only=True):
     """The lease now runs until the moment the worker noted *before* it sent that heartbeat, plus ``lease_seconds``."""
 
     number: int
     lease_seconds: float
 
 
-class Offer(Message, kw_only=True):
-    """Run this. It permits the start. Answered by `AttemptStarted`, `AttemptEnded` (could not start), `AttemptQueued`,
-    `OfferDeferred` or `OfferRejected`."""
+class Offer(Message, frozen=True, kw_only=True):
+    """Run this. It permits the start.
+
+    Answered by `AttemptStarted`, `AttemptEnded` (could not start), `AttemptQueued`, `OfferDeferred` or `OfferRejected`.
+    """
 
     offer: int
     job: int
@@ -592,32 +598,35 @@ class Offer(Message, kw_only=True):
     allocation: Allocation
 
 
-class WithdrawOffer(Message, kw_only=True):
-    """Do not start it. Answered by `OfferWithdrawn` if it never started, else by how it stands (`AttemptStarted`, `AttemptEnded`)."""
+class WithdrawOffer(Message, frozen=True, kw_only=True):
+    """Do not start it.
+
+    Answered by `OfferWithdrawn` if it never started, else by how it stands (`AttemptStarted`, `AttemptEnded`).
+    """
 
     offer: int
 
 
-class StopAttempt(Message, kw_only=True):
-    """End it. ``kill``: at once and without a grace (it was paused or given away). Answered by `AttemptEnded`, in the end."""
+class StopAttempt(Message, frozen=True, kw_only=True):
+    """End it; ``kill``: at once and without a grace (it was paused or given away). Answered by `AttemptEnded`."""
 
     offer: int
     kill: bool = False
 
 
-class Acknowledge(Message, kw_only=True):
+class Acknowledge(Message, frozen=True, kw_only=True):
     """The ends of these offers are stored; the runner's records of them may go."""
 
     offers: tuple[int, ...]
 
 
-class ForgetOutput(Message, kw_only=True):
+class ForgetOutput(Message, frozen=True, kw_only=True):
     """The jobs of these offers were cleaned away; their kept output may go."""
 
     offers: tuple[int, ...]
 
 
-class FetchOutput(Message, kw_only=True):
+class FetchOutput(Message, frozen=True, kw_only=True):
     """Send a piece of a stream. Answered by `FetchedOutput`."""
 
     token: int
@@ -690,4 +699,3 @@ ToWorker: TypeAlias = (
     | FetchOutput
     | Goodbye
 )
-

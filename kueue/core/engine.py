@@ -1,0 +1,376 @@
+"""The decisions of the server as one plain function of (who says what, when): facts to store, messages to send.
+
+Rules
+- No clock, no I/O, no logger, no `await`: the caller gives `now` and carries out the `Turn`.
+- The caller stores the facts of a turn before it sends any of its messages. If that fails, it throws this engine away
+  and replays the store into a new one.
+- `settle` is called once after the messages of a batch; only it places jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from kueue.core import facts as f
+from kueue.core import reconcile, removal, silence, submission
+from kueue.core.placement import Pick, Round
+from kueue.core.queue import OPERATOR, Queue, Turn, expand, job_ended
+from kueue.core.settings import Settings
+from kueue.core.state import State, Sums, payload_of
+from kueue.core.workers import Worker
+from kueue.model import JobRange, JobState, Now, kind_of
+from kueue.protocol import messages as m
+
+OFFERS_PER_SETTLING = 2_000
+"""Bound on one settling, so that heartbeats are not kept waiting; the rest follows at once in the next turn."""
+REQUESTS_KEPT_SECONDS = 3600.0
+
+_decode_answer: msgspec.json.Decoder[m.ToClient] = msgspec.json.Decoder(m.ToClient)
+
+Past = Mapping[int, f.FinishedJob]
+_NO_PAST: Past = {}
+
+
+class Engine:
+    """See the module. One engine per loaded store."""
+
+    def __init__(self, settings: Settings, *, queue_id: str, version: str = "") -> None:
+        self.queue = Queue(settings, queue_id, version)
+        self._parts: dict[str, list[JobRange]] = {}
+
+    @property
+    def state(self) -> State:
+        return self.queue.state
+
+    @property
+    def settings(self) -> Settings:
+        return self.queue.settings
+
+    # --- life of the engine ------------------------------------------------------------------------------------------
+
+    def replay(self, aggregates: f.Aggregates, facts: Iterable[f.AnyFact]) -> None:
+        """Bring back what the store holds. Call `opened` when the listeners stand open."""
+        state = self.state
+        for fact in facts:
+            state.evolve(fact)
+        state.finished.clear()
+        state.sums = Sums(**msgspec.structs.asdict(aggregates))
+        for node_id in state.nodes:
+            self.queue.worker(node_id)
+
+    def opened(self, now: Now) -> None:
+        """The listeners stand open after the load: silence counts from here."""
+        self.queue.opened = now.steady
+        self.queue.unsettled = True
+
+    def stalled(self, now: Now) -> None:
+        """The server itself stood still (or slept): silence counts anew, for nobody could be heard."""
+        self.queue.opened = now.steady
+        for worker in self.queue.workers.values():
+            worker.suspected = None
+
+    def reload(self, settings: Settings, now: Now) -> Turn:
+        """New limits and times. A lowered time-out counts for giving away only after the old one has passed."""
+        old = self.settings.worker_timeout_seconds
+        if settings.worker_timeout_seconds < old:
+            self.queue.lowered.append((old, now.steady + old))
+        self.queue.settings = settings
+        self.queue.unsettled = True
+        return self._end_turn(now)
+
+    def aggregates(self) -> f.Aggregates:
+        return self.state.sums.frozen()
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    def handle(self, session: int, message: m.Message, now: Now, past: Past = _NO_PAST) -> Turn:
+        """One message of one session. `past`: finished rows of the ids it names that are not live."""
+        if isinstance(message, m.WorkerHello):
+            reconcile.hello(self.queue, session, message, now)
+        elif isinstance(message, FROM_WORKER):
+            node = self.queue.by_session.get(session)
+            # A session that is no longer the worker's current one answers nothing: no lease may grow from it.
+            if node is not None:
+                self._from_worker(self.queue.workers[node], message, now)
+        else:
+            self._from_client(session, message, now, past)
+        return self._end_turn(now)
+
+    def session_closed(self, session: int, now: Now) -> Turn:
+        """The connection of a client or worker is gone."""
+        node = self.queue.by_session.pop(session, None)
+        if node is not None:
+            self.queue.workers[node].session = None
+        for job in [job for job, who in self.queue.watchers.items() if any(s == session for s, _ in who)]:
+            left = {(s, seq) for s, seq in self.queue.watchers[job] if s != session}
+            if left:
+                self.queue.watchers[job] = left
+            else:
+                del self.queue.watchers[job]
+        return self._end_turn(now)
+
+    def answer(self, session: int, request_id: str, message: m.Message, now: Now) -> Turn:
+        """Answer a state-changing request that the caller carried out in portions."""
+        self.queue.answer(session, request_id, message, now)
+        return self._end_turn(now)
+
+    def clean(self, rows: Sequence[f.FinishedJob], by: str, now: Now) -> Turn:
+        """Drop these finished jobs from the record and tell the workers that their kept output may go."""
+        if rows:
+            entries = tuple((row.id, kind_of(row.outcome), row.run_seconds) for row in rows)
+            self.queue.decide(f.JobsCleaned(jobs=entries, by=by, wall=now.wall))
+            by_node: dict[int, list[int]] = {}
+            for row in rows:
+                for attempt in row.attempts:
+                    by_node.setdefault(attempt.node, []).append(attempt.offer)
+            for node, offers in by_node.items():
+                self.queue.tell_worker(node, m.ForgetOutput(offers=tuple(offers)))
+        return self._end_turn(now)
+
+    def tick(self, now: Now) -> Turn:
+        """Do what is due: silence, overdue offers, pauses that end. The caller has read all mail before."""
+        silence.look(self.queue, now)
+        for worker in self.queue.workers.values():
+            if worker.declined or worker.declined_jobs:
+                before = len(worker.declined) + len(worker.declined_jobs)
+                worker.retry(now.steady)
+                self.queue.unsettled |= len(worker.declined) + len(worker.declined_jobs) != before
+            if worker.set_aside_until is not None and now.steady >= worker.set_aside_until:
+                worker.set_aside_until = None
+                self.queue.unsettled = True
+        self._drop_old_answers(now)
+        return self._end_turn(now)
+
+    def next_deadline(self, now: Now) -> float | None:
+        """Steady time at which `tick` has something to do; None: nothing is due."""
+        if self.queue.unsettled:
+            return now.steady
+        return silence.next_deadline(self.queue, now)
+
+    def settle(self, now: Now) -> Turn:
+        """Offer waiting jobs until nothing more fits."""
+        queue = self.queue
+        if not queue.unsettled:
+            return self._end_turn(now)
+        rooms = [worker.room(queue.node(node), now.steady) for node, worker in queue.workers.items()]
+        placing = Round(queue.state, rooms, queue.counter_totals())
+        queue.unsettled = False
+        for _ in range(OFFERS_PER_SETTLING):
+            pick = placing.next()
+            if pick is None:
+                return self._end_turn(now)
+            if self._offer(pick, now):
+                placing.took(pick)
+            else:
+                placing.skipped()
+        queue.unsettled = True
+        return self._end_turn(now)
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _end_turn(self, now: Now) -> Turn:
+        removal.review(self.queue, now)
+        turn, self.queue.turn = self.queue.turn, Turn()
+        return turn
+
+    def _offer(self, pick: Pick, now: Now) -> bool:
+        """Returns whether the offer was made; a job that has used up its attempts ends instead."""
+        queue = self.queue
+        job = queue.state.jobs[pick.job]
+        if job.state is JobState.UNREACHABLE:
+            assert job.attempt is not None
+            name = queue.name_of(job.attempt.node)
+            reconcile.lose(queue, job, job.attempt, f"{name} was silent and the job was given away", now)
+            if pick.job not in queue.state.jobs:
+                return False
+        offer = queue.state.sums.next_offer
+        queue.decide(f.JobOffered(job=job.id, offer=offer, node=pick.node, allocation=pick.allocation, wall=now.wall))
+        queue.offered_at[offer] = now.steady
+        queue.workers[pick.node].offered(job.template.directory)
+        template = job.template
+        queue.tell_worker(
+            pick.node,
+            m.Offer(
+                offer=offer,
+                job=job.id,
+                attempt=job.numbered + 1,
+                payload=payload_of(job.payload),
+                place=template.place,
+                request=template.request,
+                terms=template.terms,
+                allocation=pick.allocation,
+            ),
+        )
+        return True
+
+    def _drop_old_answers(self, now: Now) -> None:
+        answers = self.state.answers
+        # Insertion order is time order but for jumps of the wall clock, which cost at most a late removal.
+        while answers:
+            request_id = next(iter(answers))
+            if now.wall - answers[request_id].wall <= REQUESTS_KEPT_SECONDS:
+                return
+            del answers[request_id]
+
+    def _from_worker(self, worker: Worker, message: m.FromWorker, now: Now) -> None:
+        queue = self.queue
+        assert worker.session is not None
+        silence.heard(worker, now)
+        match message:
+            case m.Heartbeat():
+                answer = m.HeartbeatAnswer(number=message.number, lease_seconds=queue.settings.lease_seconds)
+                queue.say(worker.session, answer)
+            case m.Report():
+                self._report(worker, message, now)
+            case m.AttemptStarted():
+                reconcile.started(queue, worker, message.offer, message.started_wall, now)
+            case m.AttemptQueued():
+                queue.offered_at.pop(message.offer, None)
+            case m.OfferDeferred():
+                reconcile.deferred(queue, worker, message, now)
+            case m.OfferRejected():
+                reconcile.rejected(queue, worker, message, now)
+            case m.OfferWithdrawn():
+                reconcile.withdrawn(queue, worker, message.offer, now)
+            case m.AttemptChanged():
+                queue.notes_of_attempts[message.offer] = message.note
+            case m.AttemptEnded():
+                reconcile.ended(queue, worker, message.offer, message.end, now)
+            case m.AttemptGone():
+                reconcile.gone(queue, worker, message.offer, message.reason, now)
+            case m.Goodbye():
+                worker.stopping = True
+            case m.WorkerHello() | m.FetchedOutput():
+                pass
+
+    def _report(self, worker: Worker, message: m.Report, now: Now) -> None:
+        worker.load = message.load
+        worker.updated_wall = now.wall
+        worker.deferred.clear()
+        self.queue.unsettled = True
+        record = self.queue.node(worker.id).record
+        if message.totals is not None and message.totals != record.totals:
+            self.queue.decide(f.NodeChanged(node=msgspec.structs.replace(record, totals=message.totals), wall=now.wall))
+
+    def _from_client(self, session: int, message: m.Message, now: Now, past: Past) -> None:
+        queue = self.queue
+        request_id = getattr(message, "request_id", None)
+        if isinstance(request_id, str):
+            stored = self.state.answers.get(request_id)
+            if stored is not None:
+                queue.say(session, _decode_answer.decode(stored.message))
+                return
+        match message:
+            case m.Submit():
+                self._submit(session, message, now)
+            case m.RemoveJobs():
+                removal.remove(queue, session, message, past, now)
+            case m.HoldJobs() | m.ReleaseJobs():
+                self._hold(session, message, past, now)
+            case m.SetNode():
+                self._set_node(session, message, now)
+            case m.WatchJobs():
+                self._watch(session, message, past)
+            case _:
+                raise TypeError(f"{type(message).__name__} is no message for the engine")
+
+    def _submit(self, session: int, message: m.Submit, now: Now) -> None:
+        if message.part == 0:
+            self._parts[message.request_id] = []
+        parts = self._parts.get(message.request_id)
+        if parts is None:
+            self.queue.say(
+                session, m.Failed(seq=message.seq, error="a part of the submission is missing: send it whole")
+            )
+            return
+        parts.extend(message.ranges)
+        if message.last:
+            del self._parts[message.request_id]
+            submission.submit(self.queue, session, message, parts, now)
+        elif len(self._parts) > 64:
+            # Abandoned halves of clients that went away; the oldest goes.
+            del self._parts[next(iter(self._parts))]
+
+    def _hold(self, session: int, message: m.HoldJobs | m.ReleaseJobs, past: Past, now: Now) -> None:
+        queue = self.queue
+        hold = isinstance(message, m.HoldJobs)
+        ids, never = expand(message.ids, self.state.sums.next_job)
+        results: list[m.Result] = []
+        for job_id in ids:
+            job = self.state.jobs.get(job_id)
+            if job is None:
+                text = (
+                    f"Job ID={job_id} has already finished!" if job_id in past else f"Job with ID={job_id} not found!"
+                )
+                results.append(m.Result(id=job_id, ok=False, text=text))
+            elif hold and job.state is JobState.PENDING:
+                queue.decide(f.JobHeld(job=job_id, principal=OPERATOR, wall=now.wall))
+                results.append(m.Result(id=job_id, ok=True, text=f"Held job ID={job_id}!"))
+            elif not hold and job.state is JobState.HELD:
+                queue.decide(f.JobReleased(job=job_id, principal=OPERATOR, wall=now.wall))
+                results.append(m.Result(id=job_id, ok=True, text=f"Released job ID={job_id}!"))
+            elif job.state is JobState.HELD or (job.state is JobState.PENDING and not hold):
+                text = f"Job ID={job_id} is {'already' if hold else 'not'} held!"
+                results.append(m.Result(id=job_id, ok=True, text=text))
+            else:
+                results.append(m.Result(id=job_id, ok=False, text=f"Job ID={job_id} has already started!"))
+        results.extend(m.Result(id=first, ok=False, text=f"Job with ID={first} not found!") for first, _ in never)
+        queue.answer(session, message.request_id, m.Results(seq=message.seq, results=tuple(results)), now)
+
+    def _set_node(self, session: int, message: m.SetNode, now: Now) -> None:
+        queue = self.queue
+        matches = [
+            node.record
+            for node in self.state.nodes.values()
+            if node.record.name == message.name or (message.name.isdecimal() and node.record.id == int(message.name))
+        ]
+        if len(matches) != 1:
+            if matches:
+                ids = ", ".join(str(record.id) for record in matches)
+                error, hint = f"{len(matches)} workers are named {message.name}", f"name one by its id: {ids}"
+            else:
+                error, hint = f"Worker {message.name} not found!", "`kueue list-workers` shows them."
+            queue.say(session, m.Failed(seq=message.seq, error=error, hint=hint))
+            return
+        record = matches[0]
+        text = f"Worker {record.name} is {message.state}."
+        if message.state == "dead":
+            count = len(queue.node(record.id).attempts)
+            silence.dead(queue, queue.worker(record.id), now)
+            text = f"Worker {record.name} is taken for dead; {count} of its jobs go elsewhere or end."
+        else:
+            offline = message.state == "offline"
+            if record.offline != offline:
+                queue.decide(f.NodeChanged(node=msgspec.structs.replace(record, offline=offline), wall=now.wall))
+        result = m.Result(id=record.id, ok=True, text=text)
+        queue.answer(session, message.request_id, m.Results(seq=message.seq, results=(result,)), now)
+
+    def _watch(self, session: int, message: m.WatchJobs, past: Past) -> None:
+        queue = self.queue
+        ids, never = expand(message.ids, self.state.sums.next_job)
+        missing = [(job, job) for job in ids if job not in self.state.jobs and job not in past]
+        queue.say(session, m.Watching(seq=message.seq, missing=(*missing, *never)))
+        for job_id in ids:
+            if job_id in self.state.jobs:
+                queue.watchers.setdefault(job_id, set()).add((session, message.seq))
+            elif job_id in past:
+                queue.say(session, job_ended(message.seq, job_id, past[job_id].outcome))
+
+
+FROM_WORKER = (
+    m.WorkerHello,
+    m.Heartbeat,
+    m.Report,
+    m.AttemptStarted,
+    m.AttemptQueued,
+    m.OfferDeferred,
+    m.OfferRejected,
+    m.OfferWithdrawn,
+    m.AttemptChanged,
+    m.AttemptEnded,
+    m.AttemptGone,
+    m.FetchedOutput,
+    m.Goodbye,
+)

@@ -1,0 +1,208 @@
+"""The queue as the engine sees it while it decides: stored state, living workers, settings, and the turn being taken.
+
+Rules
+- A decision is made by `Queue.decide(fact)`: it evolves the state at once and goes into the turn for the store.
+- What is said goes into the turn too and leaves only after the facts are on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from kueue.core import facts as f
+from kueue.core.settings import Settings
+from kueue.core.state import GLOBAL_SLOTS, Job, Node, State
+from kueue.core.wording import outcome_text
+from kueue.core.workers import FAST_FAILURE_SECONDS, Worker
+from kueue.model import EndRecord, Now, Outcome, exit_code, kind_of, return_code
+from kueue.protocol import messages as m
+
+OPERATOR = "operator"
+
+FREES_NOTHING = (f.RequestAnswered, f.JobOffered, f.JobStarted, f.OfferOverdue, f.NumbersRaised, f.AttemptSuperseded)
+"""Facts after which no waiting job fits that did not fit before."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass
+class Turn:
+    """What came of one call: facts to store, then messages to send and sessions to close, in this order."""
+
+    facts: list[f.AnyFact] = field(default_factory=list)
+    finished: list[f.FinishedJob] = field(default_factory=list)
+    """One for each `JobDone` among the facts."""
+    sends: list[tuple[int, m.Message]] = field(default_factory=list)
+    closes: list[int] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    """Lines for the log."""
+
+
+@dataclass
+class Removal:
+    """A `RemoveJobs` that waits for workers to prove the end of some jobs."""
+
+    session: int
+    message: m.RemoveJobs
+    principal: str
+    order: list[int]
+    results: dict[int, m.Result]
+    open: set[int]
+    deadline: float
+
+
+@dataclass
+class Queue:
+    """See the module. `Engine` is the only one who calls in; its parts are functions that take a `Queue`."""
+
+    settings: Settings
+    queue_id: str
+    version: str
+    state: State = field(default_factory=State)
+    workers: dict[int, Worker] = field(default_factory=dict)
+    by_session: dict[int, int] = field(default_factory=dict)
+    """Session → node id, for the current session of each worker."""
+    watchers: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
+    """Job → (session, seq) that want to hear of its end."""
+    removals: list[Removal] = field(default_factory=list)
+    offered_at: dict[int, float] = field(default_factory=dict)
+    """Offer → steady time it was sent, while unanswered."""
+    opened: float = 0.0
+    """Steady time since when silence counts: the listeners stood open and the state was loaded."""
+    lowered: list[tuple[float, float]] = field(default_factory=list)
+    """(T, until steady): longer time-outs from before a reload that workers may still rely on."""
+    turn: Turn = field(default_factory=Turn)
+    notes_of_attempts: dict[int, str] = field(default_factory=dict)
+    """Offer → remark of its worker (paused, cannot be stopped and why)."""
+    unsettled: bool = False
+    """Something changed that may let a waiting job start."""
+
+    # --- deciding and saying -----------------------------------------------------------------------------------------
+
+    def decide(self, fact: f.AnyFact) -> None:
+        self.state.evolve(fact)
+        self.turn.facts.append(fact)
+        if self.state.finished:
+            self.turn.finished.extend(self.state.finished)
+            self.state.finished.clear()
+        if not isinstance(fact, FREES_NOTHING):
+            self.unsettled = True
+
+    def say(self, session: int, message: m.Message) -> None:
+        self.turn.sends.append((session, message))
+
+    def close(self, session: int) -> None:
+        self.turn.closes.append(session)
+
+    def remark(self, line: str) -> None:
+        self.turn.remarks.append(line)
+
+    def tell_worker(self, node: int, message: m.Message) -> bool:
+        """Say something to a worker if it is connected; returns whether it is."""
+        worker = self.workers.get(node)
+        if worker is None or worker.session is None:
+            return False
+        self.say(worker.session, message)
+        return True
+
+    def answer(self, session: int, request_id: str, message: m.Message, now: Now) -> None:
+        """Answer a state-changing request and remember the answer for repetitions."""
+        self.decide(
+            f.RequestAnswered(request_id=request_id, principal=OPERATOR, answer=_encode(message), wall=now.wall)
+        )
+        self.say(session, message)
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    def worker(self, node: int) -> Worker:
+        """The living side of a node; made when first asked for."""
+        worker = self.workers.get(node)
+        if worker is None:
+            worker = self.workers[node] = Worker(node)
+        return worker
+
+    def node(self, node: int) -> Node:
+        return self.state.nodes[node]
+
+    def name_of(self, node: int) -> str:
+        return self.state.nodes[node].record.name
+
+    def counter_totals(self) -> dict[str, int]:
+        return {**self.settings.counters, GLOBAL_SLOTS: self.settings.global_max_parallel_jobs}
+
+    # --- endings -----------------------------------------------------------------------------------------------------
+
+    def finish(
+        self, job: Job, outcome: Outcome, now: Now, *, end: EndRecord | None = None, by: str = "", decided: bool = True
+    ) -> None:
+        """The job is over: store it, tell who watches, free what hangs on it.
+
+        `decided`: the live attempt, if any, is what ended; else it is left to be stopped as a stale one.
+        """
+        attempt = job.attempt
+        self.decide(
+            f.JobDone(
+                job=job.id,
+                outcome=outcome,
+                wall=now.wall,
+                offer=attempt.offer if attempt is not None and decided else None,
+                end=end,
+                by=by,
+            )
+        )
+        if attempt is not None:
+            self.forget_offer(attempt.offer, attempt.node)
+            if decided:
+                self._count_end(attempt.node, job.template.directory, outcome, end, now)
+        for session, seq in sorted(self.watchers.pop(job.id, ())):
+            self.say(session, job_ended(seq, job.id, outcome))
+
+    def forget_offer(self, offer: int, node: int) -> None:
+        """The engine's own marks of an offer that is answered or over."""
+        self.offered_at.pop(offer, None)
+        self.notes_of_attempts.pop(offer, None)
+        worker = self.workers.get(node)
+        if worker is not None:
+            worker.unknown.pop(offer, None)
+
+    def _count_end(self, node: int, directory: str, outcome: Outcome, end: EndRecord | None, now: Now) -> None:
+        worker = self.worker(node)
+        worker.answered(directory, sees_it=True)
+        if end is None or kind_of(outcome) == "canceled":
+            return
+        failed_fast = kind_of(outcome) == "failed" and end.run_seconds < FAST_FAILURE_SECONDS
+        if not worker.ended(failed_fast=failed_fast):
+            return
+        reason = f"{worker.fast_failures} jobs in a row failed within a second, the last one {outcome_text(outcome)}"
+        if any(self._takes_jobs(other, now) for other in self.state.nodes if other != node):
+            worker.set_aside(now.steady, reason)
+            self.remark(f"worker={self.name_of(node)} set aside for {worker.set_aside_seconds / 2:g} s: {reason}")
+        else:
+            # The last one is never taken away, but never silently kept either.
+            worker.set_aside_note = f"{reason}; it goes on because no other worker takes jobs"
+            self.remark(f"worker={self.name_of(node)} goes on although {reason}: no other worker takes jobs")
+
+    def _takes_jobs(self, node: int, now: Now) -> bool:
+        return node in self.workers and not self.workers[node].closed(self.state.nodes[node], now.steady)
+
+
+def job_ended(seq: int, job: int, outcome: Outcome) -> m.JobEnded:
+    """The message to a watcher."""
+    return m.JobEnded(seq=seq, id=job, outcome=outcome, return_code=return_code(outcome), exit_code=exit_code(outcome))
+
+
+def expand(ranges: Iterable[tuple[int, int]], next_job: int) -> tuple[list[int], tuple[tuple[int, int], ...]]:
+    """Returns (ids below `next_job` in the order named, each once; the ranges of ids that were never given).
+
+    The bound comes first: a range of a thousand million ids costs nothing.
+    """
+    known: dict[int, None] = {}
+    never: list[tuple[int, int]] = []
+    for first, last in ranges:
+        known.update(dict.fromkeys(range(max(0, first), min(last + 1, next_job))))
+        if last >= next_job and last >= first:
+            never.append((max(first, next_job), last))
+    return list(known), tuple(never)

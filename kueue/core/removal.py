@@ -1,0 +1,178 @@
+"""Ending jobs: at once where nothing runs, with proof where something may.
+
+Rules
+- A stop is stored before anything is sent to a worker, so that no crash starts the job again.
+- The question is answered when each job it names is proven ended (or proven to go on), or after `PATIENCE_SECONDS`.
+- Room and counters of a job that is being stopped stay taken until its end is proven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kueue.core import facts as f
+from kueue.core.queue import OPERATOR, Queue, Removal, expand
+from kueue.core.state import Job
+from kueue.model import Canceled, JobState, Now, kind_of
+from kueue.protocol import messages as m
+
+PATIENCE_SECONDS = 9.5
+"""Within the promised 10 s, with room for the way."""
+
+
+def remove(queue: Queue, session: int, message: m.RemoveJobs, past: Mapping[int, f.FinishedJob], now: Now) -> None:
+    for removal in queue.removals:
+        if removal.message.request_id == message.request_id:
+            # The same question from a client that lost its connection: answer there when the time comes.
+            removal.session, removal.message = session, message
+            return
+    ids, never = expand(message.ids, queue.state.sums.next_job)
+    results: dict[int, m.Result] = {}
+    waiting: set[int] = set()
+    for job_id in ids:
+        job = queue.state.jobs.get(job_id)
+        result = _gone(job_id, past) if job is None else _remove_one(queue, job, message, now)
+        if result is None:
+            waiting.add(job_id)
+        else:
+            results[job_id] = result
+    for first, _ in never:
+        ids.append(first)
+        results[first] = _gone(first, {})
+    removal = Removal(session, message, OPERATOR, ids, results, waiting, now.steady + PATIENCE_SECONDS)
+    queue.removals.append(removal)
+    review(queue, now)
+
+
+def _gone(job_id: int, past: Mapping[int, f.FinishedJob]) -> m.Result:
+    finished = past.get(job_id)
+    if finished is None:
+        return m.Result(id=job_id, ok=False, text=f"Job with ID={job_id} not found!")
+    if kind_of(finished.outcome) == "canceled":
+        return m.Result(id=job_id, ok=False, text=f"Job ID={job_id} is already canceled!")
+    return m.Result(id=job_id, ok=False, text=f"Job ID={job_id} has already finished!")
+
+
+def _canceled(job_id: int) -> m.Result:
+    return m.Result(id=job_id, ok=True, text=f"Canceled job ID={job_id}!")
+
+
+def _remove_one(queue: Queue, job: Job, message: m.RemoveJobs, now: Now) -> m.Result | None:
+    """Start ending one live job. Returns the result if it is known already, None if a worker must prove it."""
+    if message.force:
+        return _force(queue, job, now)
+    kill = message.kill
+    attempt = job.attempt
+    match job.state:
+        case JobState.HELD | JobState.PENDING:
+            queue.finish(job, Canceled(), now, by=OPERATOR)
+            return _canceled(job.id)
+        case JobState.RUNNING | JobState.UNREACHABLE if not kill and attempt is not None and attempt.started_wall:
+            return m.Result(
+                id=job.id,
+                ok=False,
+                text=f"Job ID={job.id} has already started!",
+                hint=f"`kueue remove-job --kill {job.id}` ends it.",
+            )
+        case JobState.UNREACHABLE if job.may_be_given_away:
+            # Its lease ran out: what is left there is paused, and is killed when its worker comes back.
+            worker = queue.name_of(attempt.node) if attempt is not None else "its worker"
+            queue.finish(job, Canceled(f"while {worker} was silent"), now, by=OPERATOR, decided=False)
+            return _canceled(job.id)
+        case JobState.OFFERED | JobState.RUNNING | JobState.UNREACHABLE:
+            queue.decide(f.StopAsked(job=job.id, principal=OPERATOR, kill=kill, wall=now.wall))
+            _send_stop(queue, job)
+            return None
+        case JobState.STOPPING:
+            if kill and job.stop is not None and not job.stop.kill:
+                queue.decide(f.StopAsked(job=job.id, principal=OPERATOR, kill=True, wall=now.wall))
+                _send_stop(queue, job)
+            return None
+        case JobState.DONE:
+            raise AssertionError("a done job does not live")
+
+
+def _force(queue: Queue, job: Job, now: Now) -> m.Result:
+    attempt = job.attempt
+    queue.finish(job, Canceled("by force; not proven" if attempt else ""), now, by=OPERATOR, decided=False)
+    if attempt is not None:
+        queue.tell_worker(attempt.node, m.StopAttempt(offer=attempt.offer, kill=True))
+    return _canceled(job.id)
+
+
+def _send_stop(queue: Queue, job: Job) -> None:
+    attempt = job.attempt
+    assert attempt is not None
+    assert job.stop is not None
+    if job.stop.kill:
+        queue.tell_worker(attempt.node, m.StopAttempt(offer=attempt.offer))
+    else:
+        queue.tell_worker(attempt.node, m.WithdrawOffer(offer=attempt.offer))
+
+
+def send_stop_again(queue: Queue, job: Job) -> None:
+    """After a worker came back: what is being stopped there is told again."""
+    if job.stop is not None and job.attempt is not None:
+        _send_stop(queue, job)
+
+
+def resolved(queue: Queue, job_id: int, result: m.Result) -> None:
+    """Something that removals may wait for is known now."""
+    for removal in queue.removals:
+        if job_id in removal.open:
+            removal.open.discard(job_id)
+            removal.results[job_id] = result
+
+
+def went_on(queue: Queue, job_id: int) -> None:
+    """A stop without kill came after the start."""
+    resolved(
+        queue,
+        job_id,
+        m.Result(
+            id=job_id,
+            ok=False,
+            text=f"Job ID={job_id} has already started!",
+            hint=f"`kueue remove-job --kill {job_id}` ends it.",
+        ),
+    )
+
+
+def review(queue: Queue, now: Now) -> None:
+    """Note which awaited jobs are over, and answer the removals that are complete or out of patience."""
+    if not queue.removals:
+        return
+    for done in queue.turn.finished:
+        if kind_of(done.outcome) == "canceled":
+            resolved(queue, done.id, _canceled(done.id))
+        else:
+            text = f"Job ID={done.id} has already finished!"
+            resolved(queue, done.id, m.Result(id=done.id, ok=False, text=text))
+    for removal in list(queue.removals):
+        if removal.open and now.steady < removal.deadline:
+            continue
+        for job_id in removal.open:
+            removal.results[job_id] = _out_of_patience(queue, job_id)
+        queue.removals.remove(removal)
+        results = tuple(removal.results[job_id] for job_id in dict.fromkeys(removal.order))
+        answer = m.Results(seq=removal.message.seq, results=results)
+        queue.answer(removal.session, removal.message.request_id, answer, now)
+
+
+def _out_of_patience(queue: Queue, job_id: int) -> m.Result:
+    job = queue.state.jobs.get(job_id)
+    sentence = f"Job ID={job_id} is still stopping; it will not be started again."
+    hint = f"`kueue wait-job {job_id}` waits for the proof, `kueue remove-job --force {job_id}` ends it in the record."
+    if job is not None and job.attempt is not None:
+        name = queue.name_of(job.attempt.node)
+        worker = queue.worker(job.attempt.node)
+        if worker.session is None:
+            given_up = (
+                "when the worker comes back, and not before"
+                if job.template.terms.on_lost == "wait"
+                else f"after {queue.settings.worker_timeout_seconds:g} s of silence"
+            )
+            sentence += (
+                f" Worker {name} does not answer: it is stopped there when {name} returns, and given up {given_up}."
+            )
+    return m.Result(id=job_id, ok=False, text=sentence, hint=hint)

@@ -1,0 +1,111 @@
+"""New jobs: what is refused at the door, and what is said about jobs that can hardly run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kueue.core import facts as f
+from kueue.core.placement import too_small
+from kueue.core.queue import OPERATOR, Queue
+from kueue.model import JobRange, Now, Request
+from kueue.protocol import messages as m
+
+PARTS_BYTES_MAX = 1 << 30
+MAX_JOBS_AT_ONCE = 5_000_000
+"""Far above what a laboratory asks for, far below what fills the server's memory by one slip of a finger."""
+
+
+def size(entry: JobRange) -> int:
+    """How many jobs a range makes."""
+    return len(entry.argvs) if entry.argvs else entry.count
+
+
+def submit(queue: Queue, session: int, message: m.Submit, ranges: Sequence[JobRange], now: Now) -> None:
+    """Make the jobs of a whole submission, all or none, and answer."""
+    refusal = refuse(queue, ranges)
+    requests = list(dict.fromkeys(entry.request for entry in ranges))
+    remarks = tuple(remark for request in requests for remark in remarks_on(queue, request))
+    if refusal is None and remarks and message.refuse_impossible:
+        refusal = m.Failed(seq=message.seq, error=f"Job rejected by server: {remarks[0]}")
+    if refusal is not None:
+        queue.say(
+            session, m.Failed(seq=message.seq, error=refusal.error, hint=refusal.hint, exit_code=refusal.exit_code)
+        )
+        return
+    first = queue.state.sums.next_job
+    queue.decide(f.JobsSubmitted(first_id=first, ranges=tuple(ranges), principal=OPERATOR, wall=now.wall))
+    last = queue.state.sums.next_job - 1
+    ids = ((first, last),)
+    queue.answer(session, message.request_id, m.Submitted(seq=message.seq, ids=ids, remarks=remarks), now)
+
+
+def refuse(queue: Queue, ranges: Sequence[JobRange]) -> m.Failed | None:
+    """The first reason, in the documented order, why the submission as a whole is not taken."""
+    jobs = sum(max(0, size(entry)) for entry in ranges)
+    if jobs < 1 or any(size(entry) < 1 for entry in ranges):
+        return _failed("an empty submission makes no job")
+    if jobs > MAX_JOBS_AT_ONCE:
+        return _failed(f"{jobs} jobs in one submission; at most {MAX_JOBS_AT_ONCE} are taken at once")
+    for entry in ranges:
+        sentence = _malformed(entry) or _impossible(queue, entry.request)
+        if sentence:
+            return _failed(sentence)
+    return None
+
+
+def _failed(sentence: str) -> m.Failed:
+    return m.Failed(seq=0, error=f"Job rejected by server: {sentence}")
+
+
+def _malformed(entry: JobRange) -> str:
+    request = entry.request
+    argvs: Iterable[Sequence[object]] = entry.argvs or (entry.payload.argv,)
+    if any(not argv for argv in argvs):
+        return "the command is empty"
+    amounts = (
+        request.slots,
+        request.cores,
+        request.ram_mb,
+        *(n for _, n in request.named),
+        *(n for _, n in request.counters),
+    )
+    if min(amounts) < 0 or max(amounts) >= 1 << 53:
+        return "amounts must be whole numbers of at least 0"
+    if any(name.startswith("@") for name, _ in request.counters):
+        return "resource names cannot begin with @"
+    if entry.terms.max_attempts < 1:
+        return "max attempts must be at least 1"
+    if entry.terms.timeout_seconds is not None and entry.terms.timeout_seconds <= 0:
+        return "a time limit must be above 0 seconds"
+    return ""
+
+
+def _impossible(queue: Queue, request: Request) -> str:
+    settings = queue.settings
+    if request.slots > settings.global_max_parallel_jobs:
+        return (
+            "Job requires more slots than the server will allow at once!"
+            " See global_max_parallel_jobs setting in config."
+        )
+    if request.counters and not settings.counters:
+        asked = ", ".join(f"{name}={amount}" for name, amount in request.counters)
+        return f"No global resources configured on the server! Requested resources: {{{asked}}}"
+    for name, amount in sorted(request.counters):
+        if name not in settings.counters:
+            return f"Required resource not configured on server: {name}"
+        if amount > settings.counters[name]:
+            return f"Required resource exceeds limits configured on the server: max. {name}={settings.counters[name]}"
+    return ""
+
+
+def remarks_on(queue: Queue, request: Request) -> tuple[str, ...]:
+    """What to tell the submitter now: that no worker known could ever run it. Empty if one could."""
+    nodes = [node for node in queue.state.nodes.values() if queue.worker(node.record.id).session is not None]
+    if not nodes:
+        return ("no worker is connected; the job waits for one",)
+    obstacles = [too_small(request, node.record.totals) for node in nodes]
+    if any(obstacle is None for obstacle in obstacles):
+        return ()
+    best = max((o for o in obstacles if o is not None), key=lambda o: o.there)
+    asked = f"it asks for {best.asked} {best.what}, the largest worker has {best.there}"
+    return (f"no connected worker can ever run this: {asked}; the job waits for a larger one",)

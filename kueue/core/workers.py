@@ -1,0 +1,157 @@
+"""What the server knows of a worker while it lives: its session, its lease, its load, what it declined. Never stored.
+
+Rules
+- `heard` is the steady time at which the newest message of the current session was handled.
+- A worker is silent when ``steady - max(heard, opened) > T``; see `core.silence`.
+- A directory that a worker declined is asked for again after a back-off, by one job; until then its jobs step aside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kueue.core.placement import Room
+from kueue.core.room import free_room, wish_room
+from kueue.core.state import Node
+from kueue.model import MachineInfo, MachineLoad, MachineTotals, Request
+
+RETRY_SECONDS = 5.0
+"""First pause before a declined directory is tried again; short, so that a `mkdir` helps within 10 s."""
+RETRIES_PER_SECOND = 50
+"""Bound on re-asking when very many directories are missing on one worker."""
+
+FAST_FAILURE_SECONDS = 1.0
+FAST_FAILURES = 3
+SET_ASIDE_SECONDS = 60.0
+SET_ASIDE_SECONDS_MAX = 1800.0
+
+
+@dataclass
+class Decline:
+    """A directory or job that a worker does not take."""
+
+    reason: str
+    retry_at: float
+    """Steady seconds; infinite while one job is out asking."""
+
+
+@dataclass
+class Worker:
+    """The living side of a `Node`."""
+
+    id: int
+    session: int | None = None
+    heard: float | None = None
+    suspected: float | None = None
+    """Steady time at which silence was first seen; declared only when seen again, after all mail was read."""
+    is_silent: bool = False
+    silent_wall: float | None = None
+    version: str = ""
+    info: MachineInfo = MachineInfo()
+    load: MachineLoad = MachineLoad()
+    connected_wall: float | None = None
+    updated_wall: float | None = None
+    declined: dict[str, Decline] = field(default_factory=dict)
+    declined_jobs: dict[int, Decline] = field(default_factory=dict)
+    probing: set[str] = field(default_factory=set)
+    """Directories declined before whose pause is over: the next job is sent alone."""
+    deferred: set[Request] = field(default_factory=set)
+    unknown: dict[int, float] = field(default_factory=dict)
+    """Offer → steady time since when this worker cannot say what became of it."""
+    fast_failures: int = 0
+    set_aside_until: float | None = None
+    set_aside_seconds: float = SET_ASIDE_SECONDS
+    set_aside_note: str = ""
+    stopping: bool = False
+    """It said goodbye and takes nothing new."""
+
+    def totals(self, node: Node) -> MachineTotals:
+        return node.record.totals
+
+    def closed(self, node: Node, now_steady: float) -> str:
+        """Why it gets no new jobs, as a predicate to its name; empty: it does."""
+        if node.record.offline:
+            return "is offline (taken out by hand)"
+        if self.session is None:
+            return "is silent" if self.is_silent else "is not connected"
+        if self.stopping:
+            return "is stopping"
+        if any(attempt.overdue for attempt in node.attempts.values()):
+            return "does not answer an offer"
+        if self.set_aside_until is not None and now_steady < self.set_aside_until:
+            return f"is set aside: {self.set_aside_note}"
+        return ""
+
+    def room(self, node: Node, now_steady: float) -> Room:
+        """What it has to give now."""
+        totals = node.record.totals
+        slots, cores, ram_mb = free_room(totals, self.load, node.slots, node.cores, node.ram_mb)
+        wish_cores, wish_ram_mb = wish_room(totals, self.load)
+        named = {name: frozenset(range(amount)) - node.named.get(name, frozenset()) for name, amount in totals.named}
+        return Room(
+            node=self.id,
+            totals=totals,
+            slots=slots,
+            cores=cores,
+            ram_mb=ram_mb,
+            wish_cores=wish_cores,
+            wish_ram_mb=wish_ram_mb,
+            named=named,
+            declined=self.declined,
+            declined_jobs=self.declined_jobs,
+            deferred=self.deferred,
+            closed=self.closed(node, now_steady),
+        )
+
+    # --- declined directories ----------------------------------------------------------------------------------------
+
+    def decline_place(self, directory: str, reason: str, steady: float) -> None:
+        pause = max(RETRY_SECONDS, len(self.declined) / RETRIES_PER_SECOND)
+        self.declined[directory] = Decline(reason, steady + pause)
+        self.probing.discard(directory)
+
+    def decline_job(self, job: int, reason: str, steady: float) -> None:
+        self.declined_jobs[job] = Decline(reason, steady + RETRY_SECONDS)
+
+    def offered(self, directory: str) -> None:
+        """A job of that directory is on its way; if the directory was declined before, it goes alone."""
+        if directory in self.probing:
+            self.declined[directory] = Decline("is being asked again", float("inf"))
+
+    def answered(self, directory: str, *, sees_it: bool) -> None:
+        """An offer of that directory was answered otherwise than by a rejection."""
+        if directory in self.probing:
+            self.declined.pop(directory, None)
+            if sees_it:
+                self.probing.discard(directory)
+
+    def retry(self, steady: float) -> None:
+        """Let pauses that are over end."""
+        for directory in [d for d, decline in self.declined.items() if decline.retry_at <= steady]:
+            del self.declined[directory]
+            self.probing.add(directory)
+        for job in [j for j, decline in self.declined_jobs.items() if decline.retry_at <= steady]:
+            del self.declined_jobs[job]
+
+    def next_retry(self) -> float | None:
+        times = [d.retry_at for d in self.declined.values()] + [d.retry_at for d in self.declined_jobs.values()]
+        return min((time for time in times if time != float("inf")), default=None)
+
+    # --- black holes -------------------------------------------------------------------------------------------------
+
+    def ended(self, *, failed_fast: bool) -> bool:
+        """Count an end. Returns whether the worker has now failed too many in a row."""
+        if not failed_fast:
+            self.fast_failures = 0
+            self.set_aside_seconds = SET_ASIDE_SECONDS
+            self.set_aside_note = ""
+            return False
+        self.fast_failures += 1
+        return self.fast_failures >= FAST_FAILURES
+
+    def set_aside(self, steady: float, reason: str) -> None:
+        self.set_aside_until = steady + self.set_aside_seconds
+        self.set_aside_seconds = min(2 * self.set_aside_seconds, SET_ASIDE_SECONDS_MAX)
+        self.set_aside_note = reason
+        # One more fast failure after the pause sets it aside again: it is on probation, not forgiven.
+        self.fast_failures = FAST_FAILURES - 1
