@@ -1,0 +1,48 @@
+"""What every test run shares: order, seeds, and the promise that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+SESSION_MARK = f"TEST_SESSION_OF_KUEUE={uuid.uuid4().hex}"
+os.environ["TEST_SESSION_OF_KUEUE"] = SESSION_MARK.partition("=")[2]
+
+LEFT_BEHIND_GRACE_SECONDS = 15.0
+"""A runner without work leaves by itself after a short linger."""
+
+# Nothing of the person who runs the tests may leak in, and nothing may leak out into their state.
+for name in [name for name in os.environ if name.startswith("KUEUE_")]:
+    del os.environ[name]
+
+
+def processes_left() -> dict[int, str]:
+    """Pid → command line of living processes that descend from this test session, itself not counted."""
+    found: dict[int, str] = {}
+    mark = SESSION_MARK.encode()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        try:
+            environ = (entry / "environ").read_bytes()
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue  # it ended while we looked
+        if mark in environ.split(b"\0") and state != "Z":
+            found[int(entry.name)] = command
+    return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left_behind():
+    """No process that a test started may outlive the session."""
+    yield
+    deadline = time.monotonic() + LEFT_BEHIND_GRACE_SECONDS
+    while (left := processes_left()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not left, f"processes left behind: {left}"
