@@ -305,7 +305,7 @@ class MachineLoad(Struct, frozen=True):
 
     load: tuple[float, float, float] = (0.0, 0.0, 0.0)
     busy_cores: int = 0
-    """Cores in use, spec §6: ``ceil(ceil(load1 - ghost) * scale)``; 0 when dynamic checking is off."""
+    """Cores in use: ``ceil(ceil(load1 - ghost) * scale)``; 0 when dynamic checking is off."""
     others_busy_cores: int = 0
     """The same without what kueue's running jobs contribute."""
     available_ram_mb: int | None = None
