@@ -30,6 +30,7 @@ from kueue.core.facts import (
     RequestAnswered,
     StopAsked,
     StopDropped,
+    TimeoutChanged,
 )
 from kueue.core.wording import outcome_text
 from kueue.model import Canceled, JobRange
@@ -100,7 +101,7 @@ def event_of(fact: AnyFact) -> tuple[Event, ...]:
             node = fact.node
             what = f"worker {node.id} is {node.name}" + (", taken out by hand" if node.offline else "")
             return (Event(wall=fact.wall, who=WORKER, what=what),)
-        case JobsFolded() | RequestAnswered():
+        case JobsFolded() | RequestAnswered() | TimeoutChanged():
             return ()
 
 

@@ -1,0 +1,1 @@
+"""Durable storage of the queue."""

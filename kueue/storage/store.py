@@ -14,28 +14,22 @@ from typing import Protocol
 from msgspec import Struct
 
 from kueue.core.facts import Aggregates, AnyFact, FinishedJob, Kind
+from kueue.core.story import Event
+
+__all__ = ["PAGE", "Batch", "Event", "Store"]
 
 PAGE = 500
 """Most finished rows that one question reads."""
 
 
 class Batch(Struct, frozen=True, kw_only=True):
-    """One group commit: facts in the order they were decided, the jobs that became done by them, the sums after them."""
+    """One group commit: facts in the order they were decided, the jobs that are done by them, the sums after them."""
 
     facts: tuple[AnyFact, ...]
     finished: tuple[FinishedJob, ...] = ()
     """One for each `JobDone` among the facts."""
     aggregates: Aggregates
     wall: float
-
-
-class Event(Struct, frozen=True, kw_only=True):
-    """Who did what, when; for people."""
-
-    wall: float
-    who: str
-    what: str
-    job: int | None = None
 
 
 class Store(Protocol):
@@ -49,8 +43,12 @@ class Store(Protocol):
         """The sums as of the last commit."""
 
     def replay(self) -> Iterator[AnyFact]:
-        """Facts that rebuild the live state: nodes, answered requests of the last hour, then live jobs' facts in
-        order. Each `JobsSubmitted` is followed at once by a `JobsFolded` with its ids that are done or cleaned, if any."""
+        """Facts that rebuild the live state: nodes, answered requests of the last hour, then live jobs' facts in order.
+
+        There is one `JobsSubmitted` for each range that still has live jobs; it is followed at once by a `JobsFolded`
+        with its ids that are done or cleaned, if any. Of an offer that was returned there is nothing. The sums of
+        `aggregates` are those after all of this: replay must not add to them. Read to the end before the next commit.
+        """
 
     def commit(self, batch: Batch) -> None:
         """Store the batch, or raise `DiskFull` (retry later) or `StorageError` (do not) and leave all as it was."""
@@ -72,12 +70,18 @@ class Store(Protocol):
         """Finished jobs that may be dropped, oldest end first, without excerpts."""
 
     def events(self, *, job: int | None = None, limit: int = PAGE) -> list[Event]:
-        """The most recent events, oldest first."""
+        """The most recent events, oldest first; with `job` also the submission that made it along with others."""
 
     def probe(self) -> None:
         """A tiny write that tells whether the disk takes anything again; raises as `commit` does."""
 
+    def release_ballast(self) -> bool:
+        """Give up the room kept aside on the disk, so that clean-up can run while it is full. True if there was any."""
+
+    def restore_ballast(self) -> bool:
+        """Keep that room aside again. False while the disk does not have it."""
+
     def tidy(self) -> None:
-        """Upkeep for idle moments: checkpoint, old events and answers."""
+        """Upkeep for idle moments, in portions: checkpoint, old events and answers, room given back to the disk."""
 
     def close(self) -> None: ...

@@ -1,0 +1,251 @@
+"""Opens the state file: makes a new one, refuses what must not be touched, migrates what is older.
+
+Rules
+- Every reason to refuse is found through a connection that can only read, so that a refused file stays as it is, byte
+  for byte, with the log beside it.
+- A new file appears under its name only when it is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from kueue.core.facts import Aggregates
+from kueue.errors import StorageError
+from kueue.storage import schema
+
+MAGIC = b"SQLite format 3\0"
+RECOVER = "`kueue_server --recover` saves what can be read into a new file."
+
+
+class Host(NamedTuple):
+    """The machine whose server may use the file."""
+
+    name: str
+    machine_id: str
+    """Of machine-id(5); empty if the machine has none."""
+
+
+def this_host() -> Host:
+    machine_id = ""
+    with contextlib.suppress(OSError):
+        machine_id = Path("/etc/machine-id").read_text(encoding="ascii", errors="replace").strip()
+    # Early in the first boot it says "uninitialized".
+    return Host(socket.gethostname(), machine_id if len(machine_id) == 32 else "")
+
+
+class Wanted(NamedTuple):
+    """How a file shall be opened."""
+
+    path: Path
+    is_network: bool
+    """On a network file system: no shared memory and no log that only one host sees, a plain journal instead."""
+    host: Host
+    take_over: bool
+    target: int = schema.FORMAT
+    steps: Mapping[int, schema.Step] = schema.STEPS
+
+
+def connect(wanted: Wanted) -> sqlite3.Connection:
+    """The only connection to a file of the current format, locked for as long as it is open.
+
+    Raises `StorageError` if another server has it, it is damaged, newer, of another host, or no state of kueue.
+    """
+    path = wanted.path
+    if not path.exists():
+        _create(wanted)
+    is_wal = _look_at_header(wanted)
+    looked = False
+    # Reading a write-ahead log needs shared memory unless the file is locked for good: not on a network file system.
+    if not (wanted.is_network and is_wal):
+        looked = _look_at_content(wanted)
+    connection = _connect(path, "rw")
+    try:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        # The first write takes the lock, and exclusive mode keeps it.
+        connection.execute("BEGIN EXCLUSIVE")
+        connection.execute("COMMIT")
+        if not looked:
+            _examine(connection, wanted, thorough=True)
+        else:
+            _examine(connection, wanted, thorough=False)
+        connection.execute(f"PRAGMA journal_mode = {'TRUNCATE' if wanted.is_network else 'WAL'}")
+        connection.execute("PRAGMA synchronous = FULL")
+        # 16 MiB of log, then it goes into the file even if there is no idle moment. An error there fails no commit.
+        connection.execute("PRAGMA wal_autocheckpoint = 4000")
+        connection.execute(f"PRAGMA journal_size_limit = {64 * 2**20}")
+        connection.execute("PRAGMA cache_size = -32000")
+        connection.execute("PRAGMA temp_store = MEMORY")
+        _migrate(connection, wanted)
+        _settle_host(connection, wanted)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    # A second server shall hear at once that it is the second; two that start together look at the file for some
+    # milliseconds, and one of them shall win.
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=0.5, isolation_level=None, check_same_thread=False
+    )
+
+
+def _create(wanted: Wanted) -> None:
+    path = wanted.path
+    for leftover in ("-wal", "-journal"):
+        log = path.with_name(path.name + leftover)
+        if log.exists() and log.stat().st_size:
+            raise StorageError(
+                f"{path} is missing, but {log.name} is there",
+                hint="Put the file back, or move that one away to begin with an empty queue.",
+            )
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.new-{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    try:
+        connection = _connect(draft, "rw")
+        try:
+            schema.create(connection)
+            meta = {"queue_id": secrets.token_hex(16), "host": wanted.host.name, "machine_id": wanted.host.machine_id}
+            connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
+            connection.execute("INSERT INTO aggregates VALUES (1, ?)", (msgspec.json.encode(Aggregates()),))
+            connection.execute("COMMIT")
+        finally:
+            connection.close()
+        _publish(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+        draft.with_name(f"{draft.name}-journal").unlink(missing_ok=True)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _publish(draft: Path, path: Path) -> None:
+    # A link, not a rename: it fails if another server was faster, whose file must not be replaced.
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return
+    except OSError:
+        # Some network file systems have no links.
+        if path.exists():
+            return
+        draft.rename(path)
+
+
+def _look_at_header(wanted: Wanted) -> bool:
+    """Refuse what the first 100 bytes tell; true if the file has a write-ahead log. Layout: sqlite.org/fileformat2."""
+    path = wanted.path
+    with path.open("rb") as file:
+        header = file.read(100)
+    if len(header) < 100 or not header.startswith(MAGIC):
+        raise StorageError(f"{path} is damaged: it is not a database", hint=f"It was left as it is. {RECOVER}")
+    if int.from_bytes(header[68:72], "big") != schema.APPLICATION_ID:
+        raise StorageError(
+            f"{path} is not the state of a kueue server", hint="It was left as it is; name another file."
+        )
+    _refuse_version(wanted, int.from_bytes(header[60:64], "big", signed=True))
+    return header[18] == 2
+
+
+def _refuse_version(wanted: Wanted, version: int) -> None:
+    path, target = wanted.path, wanted.target
+    if version > target:
+        raise StorageError(
+            f"{path} was written by a newer kueue (format {version}; this one knows {target})",
+            hint="It was left as it is; install the newer kueue again.",
+        )
+    if any(old not in wanted.steps for old in range(version, target)):
+        raise StorageError(
+            f"{path} has format {version}, which is too old for this kueue (format {target})",
+            hint="It was left as it is; open it once with a kueue in between.",
+        )
+
+
+def _look_at_content(wanted: Wanted) -> bool:
+    """Refuse what needs reading; false if that cannot be done without writing.
+
+    So it is when a transaction must be undone first, or when a full disk has no room for the index of the log.
+    """
+    try:
+        connection = _connect(wanted.path, "ro")
+        try:
+            _examine(connection, wanted, thorough=True)
+        finally:
+            connection.close()
+    except sqlite3.OperationalError as error:
+        if any(sign in str(error) for sign in ("readonly", "unable to open", "I/O")):
+            return False
+        raise
+    finally:
+        # A reader of a write-ahead log leaves it behind. No server uses it: exclusive mode keeps that index in memory.
+        wanted.path.with_name(f"{wanted.path.name}-shm").unlink(missing_ok=True)
+    return True
+
+
+def _examine(connection: sqlite3.Connection, wanted: Wanted, *, thorough: bool) -> None:
+    _refuse_version(wanted, schema.version_of(connection))
+    if thorough:
+        (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(f"malformed: {verdict}")
+    meta = dict(connection.execute("SELECT key, value FROM meta"))
+    known = Host(meta.get("host", ""), meta.get("machine_id", ""))
+    if wanted.take_over or _is_same(known, wanted.host):
+        return
+    raise StorageError(
+        f"{wanted.path} belongs to the server on host {known.name or 'unknown'}; this is {wanted.host.name}",
+        hint="If that server will not run again, start this one with --take-over.",
+    )
+
+
+def _is_same(one: Host, other: Host) -> bool:
+    if one.machine_id and other.machine_id:
+        return one.machine_id == other.machine_id
+    return one.name == other.name
+
+
+def _migrate(connection: sqlite3.Connection, wanted: Wanted) -> None:
+    version = schema.version_of(connection)
+    if version == wanted.target:
+        return
+    _refuse_version(wanted, version)
+    backup = wanted.path.with_name(f"{wanted.path.name}.format-{version}")
+    draft = backup.with_name(f"{backup.name}.new")
+    draft.unlink(missing_ok=True)
+    os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    copy = _connect(draft, "rw")
+    try:
+        connection.backup(copy)
+        # As one file without a log beside it, so that it can be moved about.
+        copy.execute("PRAGMA journal_mode = DELETE")
+    finally:
+        copy.close()
+    draft.replace(backup)
+    schema.migrate(connection, target=wanted.target, steps=wanted.steps)
+
+
+def _settle_host(connection: sqlite3.Connection, wanted: Wanted) -> None:
+    host = wanted.host
+    meta = dict(connection.execute("SELECT key, value FROM meta"))
+    if (meta.get("host"), meta.get("machine_id")) == host:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    rows = [("host", host.name), ("machine_id", host.machine_id)]
+    connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
+    connection.execute("COMMIT")

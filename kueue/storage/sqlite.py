@@ -1,0 +1,409 @@
+"""The durable store: one SQLite file, one writer, one transaction for each batch.
+
+Rules
+- What a job went through stands in `live` until the batch that ends it, which deletes it and writes the finished row.
+- A write that fails is rolled back whole. "Full" in any of its forms is `DiskFull`; everything else is `StorageError`,
+  after which the process stops: what the disk holds is then known only to the next start.
+- Nothing here opens the database file besides SQLite: closing another descriptor of it would drop SQLite's lock
+  (fcntl(2), "Advisory record locking").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+from kueue.core.facts import Aggregates, AnyFact, FinishedJob, JobsFolded, JobsSubmitted, Kind
+from kueue.errors import Bug, DiskFull, StorageError
+from kueue.model import kind_of
+from kueue.storage import rows, schema
+from kueue.storage.blobs import Blobs
+from kueue.storage.history import History
+from kueue.storage.limits import BALLAST_BYTES, EVENTS_KEPT, EVENTS_KEPT_SECONDS, REQUESTS_KEPT_SECONDS
+from kueue.storage.opening import RECOVER, Host, Wanted, connect, this_host
+from kueue.storage.plan import NewRange, Plan, folded, plan
+from kueue.storage.room import Ballast, has_room
+from kueue.storage.store import PAGE, Batch, Event
+
+RETURN = """
+DELETE FROM live WHERE job = ? AND seq >= (SELECT min(seq) FROM live WHERE job = ? AND offer = ?)
+    AND (offer = ? OR offer IS NULL)
+"""
+"""As if the offer had never been made, see `plan`."""
+
+VACUUM_PAGES = 2000
+"""Given back to the disk in one tidying: 8 MB, some 20 ms."""
+
+TIDY_ROWS = 20_000
+"""Old events dropped in one tidying."""
+
+
+class SqliteStore:
+    """The state of a queue in the file at `path`, made if it is missing; ``path.ballast`` lies beside it.
+
+    `is_network`: the file lies on a network file system. `take_over`: this host takes a file that another host used.
+    `wall` gives UTC seconds and decides only what is old enough to be dropped.
+    Raises `StorageError` if the file cannot be used, and then leaves it as it is.
+    """
+
+    _open: ClassVar[set[tuple[int, int]]] = set()
+    """(device, inode) of the files that this process has open: SQLite's lock keeps out other processes only as long as
+    this one opens the file just once."""
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        is_network: bool = False,
+        take_over: bool = False,
+        host: Host | None = None,
+        wall: Callable[[], float] = time.time,
+        target: int = schema.FORMAT,
+        steps: Mapping[int, schema.Step] = schema.STEPS,
+        ballast_bytes: int = BALLAST_BYTES,
+    ) -> None:
+        path = Path(path)
+        self._path = path
+        self._wall = wall
+        self._is_closed = False
+        if path.exists() and self._identity() in self._open:
+            raise _in_use(path)
+        with self._translated():
+            self._connection = connect(Wanted(path, is_network, host or this_host(), take_over, target, steps))
+        self._file = self._identity()
+        self._open.add(self._file)
+        try:
+            with self._translated():
+                self._blobs = Blobs(self._connection)
+                self._history = History(self._connection, self._blobs)
+                self._queue_id = str(self._one("SELECT value FROM meta WHERE key = 'queue_id'"))
+                newest = "SELECT max((SELECT ifnull(max(seq), 0) FROM live), (SELECT ifnull(max(seq), 0) FROM ranges))"
+                self._seq = int(self._one(newest)) + 1
+                self._ballast = Ballast(path, size=ballast_bytes)
+            self.restore_ballast()
+        except BaseException:
+            self.close()
+            raise
+
+    def _identity(self) -> tuple[int, int]:
+        stat = self._path.stat()
+        return stat.st_dev, stat.st_ino
+
+    def _one(self, query: str) -> int | str | bytes:
+        row = self._connection.execute(query).fetchone()
+        if row is None:
+            raise sqlite3.DatabaseError(f"malformed: nothing answers {query}")
+        value: int | str | bytes = row[0]
+        return value
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    @property
+    def queue_id(self) -> str:
+        return self._queue_id
+
+    def aggregates(self) -> Aggregates:
+        with self._translated():
+            body = self._one("SELECT body FROM aggregates")
+            assert isinstance(body, bytes)
+            return rows.decode_aggregates(body)
+
+    # --- replay ---------------------------------------------------------------------------------------------------
+
+    def replay(self) -> Iterator[AnyFact]:
+        with self._translated():
+            for (body,) in self._connection.execute("SELECT body FROM nodes ORDER BY id"):
+                yield rows.decode_fact(body)
+            oldest = (self._wall() - REQUESTS_KEPT_SECONDS,)
+            for (body,) in self._connection.execute("SELECT body FROM requests WHERE wall >= ? ORDER BY seq", oldest):
+                yield rows.decode_fact(body)
+            # Equals keep this order: a submission stands before what its own batch decided about its jobs.
+            for _, facts in heapq.merge(self._replay_ranges(), self._replay_live(), key=itemgetter(0)):
+                yield from facts
+
+    def _replay_ranges(self) -> Iterator[tuple[int, tuple[AnyFact, ...]]]:
+        query = "SELECT seq, first, last, remaining, principal, wall, place, settings, body FROM ranges ORDER BY first"
+        for seq, first, last, remaining, principal, wall, place, settings, body in self._connection.execute(query):
+            submitted = rows.job_range(
+                rows.decode_range(body), self._blobs.place(place), self._blobs.settings(settings)
+            )
+            fact = JobsSubmitted(first_id=first, ranges=(submitted,), principal=principal, wall=wall)
+            if remaining == last - first + 1:
+                yield seq, (fact,)
+                continue
+            done = self._connection.execute(
+                "SELECT id FROM done_ids WHERE id BETWEEN ? AND ? ORDER BY id", (first, last)
+            )
+            yield seq, (fact, JobsFolded(ids=folded([job for (job,) in done])))
+
+    def _replay_live(self) -> Iterator[tuple[int, tuple[AnyFact, ...]]]:
+        for seq, body in self._connection.execute("SELECT seq, body FROM live ORDER BY seq"):
+            yield seq, (rows.decode_fact(body),)
+
+    # --- commit ---------------------------------------------------------------------------------------------------
+
+    def commit(self, batch: Batch) -> None:
+        planned = plan(batch)
+        with self._transaction():
+            self._store_ranges(planned.ranges)
+            self._connection.executemany(RETURN, [(job, job, offer, offer) for job, offer in planned.returned])
+            self._connection.executemany(
+                "INSERT INTO live (seq, job, offer, body) VALUES (?, ?, ?, ?)",
+                [(self._seq + order, job, offer, rows.encode(fact)) for order, job, offer, fact in planned.live],
+            )
+            self._finish(planned.done)
+            self._store_finished(batch.finished)
+            self._clean(planned.cleaned)
+            self._store_rest(planned)
+            self._blobs.settle()
+            self._connection.execute("UPDATE aggregates SET body = ?", (rows.encode(batch.aggregates),))
+        self._seq += len(batch.facts)
+
+    def _store_ranges(self, ranges: list[NewRange]) -> None:
+        take = self._blobs.take
+        self._connection.executemany(
+            "INSERT INTO ranges (first, last, remaining, seq, principal, wall, place, settings, body) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                (
+                    new.first,
+                    new.last,
+                    new.last - new.first + 1,
+                    self._seq + new.order,
+                    new.principal,
+                    new.wall,
+                    take(new.submitted.place),
+                    take(rows.Settings(new.submitted.request, new.submitted.terms)),
+                    rows.encode(rows.range_body(new.submitted)),
+                )
+                for new in ranges
+            ],
+        )
+
+    def _finish(self, done: list[int]) -> None:
+        """Fold jobs away: their facts go, and their ranges when nothing of them is live. `done`: ascending ids."""
+        self._connection.executemany("DELETE FROM live WHERE job = ?", [(job,) for job in done])
+        at = 0
+        while at < len(done):
+            found = self._connection.execute(
+                "SELECT first, last, remaining, place, settings FROM ranges "
+                "WHERE first <= ? ORDER BY first DESC LIMIT 1",
+                (done[at],),
+            ).fetchone()
+            if found is None or found[1] < done[at]:
+                raise Bug(f"Job {done[at]} is done, but it is not live")
+            first, last, remaining, place, settings = found
+            begin = at
+            while at < len(done) and done[at] <= last:
+                at += 1
+            remaining -= at - begin
+            if remaining < 0:
+                raise Bug(f"More jobs of {first} to {last} are done than there are")
+            if remaining:
+                self._connection.execute("UPDATE ranges SET remaining = ? WHERE first = ?", (remaining, first))
+                self._connection.executemany("INSERT INTO done_ids VALUES (?)", [(job,) for job in done[begin:at]])
+                continue
+            self._connection.execute("DELETE FROM ranges WHERE first = ?", (first,))
+            if last > first:
+                self._connection.execute("DELETE FROM done_ids WHERE id BETWEEN ? AND ?", (first, last))
+            self._blobs.drop(place)
+            self._blobs.drop(settings)
+
+    def _store_finished(self, finished: Sequence[FinishedJob]) -> None:
+        take = self._blobs.take
+        self._connection.executemany(
+            "INSERT INTO finished (id, kind, ended, run_seconds, place, settings, payload, body) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                (
+                    row.id,
+                    kind_of(row.outcome),
+                    row.ended_wall,
+                    row.run_seconds,
+                    take(row.place),
+                    take(rows.Settings(row.request, row.terms)),
+                    row.payload,
+                    rows.encode(rows.finished_body(row)),
+                )
+                for row in finished
+            ],
+        )
+        self._connection.executemany(
+            "INSERT INTO outputs (id, body) VALUES (?, ?)",
+            [(row.id, rows.encode(row.end)) for row in finished if row.end is not None],
+        )
+
+    def _clean(self, cleaned: list[int]) -> None:
+        named: Counter[int] = Counter()
+        for job in cleaned:
+            found = self._connection.execute("SELECT place, settings FROM finished WHERE id = ?", (job,)).fetchone()
+            named.update(found or ())
+        for number, times in named.items():
+            self._blobs.drop(number, times)
+        jobs = [(job,) for job in cleaned]
+        self._connection.executemany("DELETE FROM finished WHERE id = ?", jobs)
+        self._connection.executemany("DELETE FROM outputs WHERE id = ?", jobs)
+
+    def _store_rest(self, planned: Plan) -> None:
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO nodes (id, body) VALUES (?, ?)",
+            [(node, rows.encode(fact)) for node, fact in planned.nodes.items()],
+        )
+        self._connection.executemany(
+            "INSERT INTO requests (wall, body) VALUES (?, ?)",
+            [(fact.wall, rows.encode(fact)) for fact in planned.requests],
+        )
+        self._connection.executemany(
+            "INSERT INTO events (wall, job, last, who, what) VALUES (?, ?, ?, ?, ?)",
+            [(event.wall, event.job, event.last, event.who, event.what) for event in planned.events],
+        )
+
+    # --- questions ------------------------------------------------------------------------------------------------
+
+    def finished(
+        self,
+        *,
+        kinds: Sequence[Kind] = (),
+        ids: Sequence[tuple[int, int]] = (),
+        below: int | None = None,
+        limit: int = PAGE,
+    ) -> list[FinishedJob]:
+        with self._translated():
+            return self._history.finished(kinds, ids, below, limit)
+
+    def finished_job(self, job: int) -> FinishedJob | None:
+        with self._translated():
+            return self._history.finished_job(job)
+
+    def cleanable(self, *, kinds: Sequence[Kind], ended_before: float | None, limit: int = PAGE) -> list[FinishedJob]:
+        with self._translated():
+            return self._history.cleanable(kinds, ended_before, limit)
+
+    def events(self, *, job: int | None = None, limit: int = PAGE) -> list[Event]:
+        with self._translated():
+            return self._history.events(job, limit)
+
+    # --- upkeep ---------------------------------------------------------------------------------------------------
+
+    def probe(self) -> None:
+        with self._transaction():
+            self._connection.execute("INSERT OR REPLACE INTO meta VALUES ('probed', ?)", (str(self._wall()),))
+        # The log may have had a page to spare; a real batch needs more. The ballast is not asked for: it may just have
+        # been given up for a clean-up that is still on its way.
+        with self._translated():
+            if not has_room(self._path):
+                raise _full(self._path)
+
+    def release_ballast(self) -> bool:
+        with self._translated():
+            return self._ballast.release()
+
+    def restore_ballast(self) -> bool:
+        with self._translated():
+            return self._ballast.restore()
+
+    def tidy(self) -> None:
+        now = self._wall()
+        with self._transaction():
+            self._drop_until("requests", now - REQUESTS_KEPT_SECONDS)
+            self._drop_until("events", now - EVENTS_KEPT_SECONDS)
+            (surplus,) = self._connection.execute(
+                "SELECT ifnull(max(seq), 0) - ? FROM events", (EVENTS_KEPT,)
+            ).fetchone()
+            self._drop_below("events", surplus + 1)
+        with self._translated(is_write=True):
+            free, pages = int(self._one("PRAGMA freelist_count")), int(self._one("PRAGMA page_count"))
+            # Some free pages serve the next jobs; a file that is mostly empty gives room back, a portion at a time.
+            if free > VACUUM_PAGES and free > pages // 4:
+                # As a script: execute() stops after the first page, because the statement gives rows without columns.
+                self._connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
+            # The log keeps its size to be written over, unless the disk was full lately and has better use for it.
+            mode = "PASSIVE" if self._ballast.is_there else "TRUNCATE"
+            self._connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+
+    def _drop_until(self, table: str, oldest: float) -> None:
+        """Drop rows from the front until one is young enough: they came in the order of time."""
+        query = f"SELECT min(seq) FROM (SELECT seq FROM {table} WHERE wall >= ? ORDER BY seq LIMIT 1)"  # noqa: S608  # only constants are put in
+        (young,) = self._connection.execute(query, (oldest,)).fetchone()
+        self._drop_below(table, 2**62 if young is None else young)
+
+    def _drop_below(self, table: str, seq: int) -> None:
+        query = f"DELETE FROM {table} WHERE seq IN (SELECT seq FROM {table} WHERE seq < ? ORDER BY seq LIMIT ?)"  # noqa: S608  # only constants are put in
+        self._connection.execute(query, (seq, TIDY_ROWS))
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        # The log goes into the file and away. If the disk refuses, the log stays, and the next start reads it.
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        self._connection.close()
+        self._open.discard(self._file)
+
+    # --- errors ---------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._translated(is_write=True):
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                self._blobs.forget()
+                # SQLite has rolled back by itself after some errors.
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def _translated(self, *, is_write: bool = False) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.IntegrityError as error:
+            raise Bug(f"A batch contradicts the record in {self._path}: {error}") from error
+        except sqlite3.Error as error:
+            raise self._sentence(error, is_write=is_write) from error
+        except msgspec.DecodeError as error:
+            raise StorageError(f"{self._path} is damaged: {error}", hint=f"It was left as it is. {RECOVER}") from error
+        except OSError as error:
+            raise StorageError(f"{self._path} cannot be used: {error}") from error
+
+    def _sentence(self, error: sqlite3.Error, *, is_write: bool) -> StorageError:
+        # Python 3.10 has no error codes; the texts are those of sqlite3_errstr and have not changed since 2004.
+        text = str(error)
+        if "is full" in text:
+            return _full(self._path)
+        if "is locked" in text:
+            return _in_use(self._path)
+        if "malformed" in text or "not a database" in text or "no such" in text:
+            return StorageError(f"{self._path} is damaged: {text}", hint=f"It was left as it is. {RECOVER}")
+        # A used-up quota comes as an input/output error that does not say so.
+        if is_write and "I/O" in text:
+            with contextlib.suppress(OSError):
+                if not has_room(self._path):
+                    return _full(self._path)
+        return StorageError(f"{self._path} cannot be used: {text}")
+
+
+def _full(path: Path) -> DiskFull:
+    return DiskFull(
+        f"The disk of {path.parent} is full: nothing was accepted",
+        hint="Make room there; the server goes on by itself. Finished jobs go with `kueue clean-jobs`.",
+    )
+
+
+def _in_use(path: Path) -> StorageError:
+    return StorageError(f"Another server uses {path}", hint="Stop it first, or give this one another state directory.")
