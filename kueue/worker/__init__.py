@@ -1,0 +1,1 @@
+"""The worker: offers a machine to the server and answers for its runners."""

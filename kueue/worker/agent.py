@@ -1,0 +1,599 @@
+"""Decides everything a worker decides: which offers it takes, what it says, when its lease is renewed.
+
+Rules
+- Pure: moments (`boottime`: ``CLOCK_BOOTTIME`` in seconds), messages, events and measurements come in by parameter;
+  what shall happen goes out as a list of actions, to be performed in their order.
+- What was offered but not handed to a runner belongs to the session and is forgotten with it; what was handed to a
+  runner is told in every hello until the server has acknowledged its end.
+- The lease is set by one thing only: the answer to a heartbeat, on the session that carried it, counted from the moment
+  noted *before* that heartbeat was written.
+- A number that the agent has seen is never started twice.
+
+The life of a session::
+
+    runners_stand, hello ──▶ (send it) ──▶ hears(WorkerWelcome)
+      ──▶ hears(…), place_checked, measured, runner_event, tick, in any order ──▶ session_closed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from kueue.core.room import free_room
+from kueue.model import MachineInfo, MachineLoad, MachineTotals, Share, shown, to_os_text
+from kueue.protocol.messages import (
+    Acknowledge,
+    AttemptChanged,
+    AttemptEnded,
+    AttemptGone,
+    AttemptQueued,
+    AttemptStarted,
+    FetchOutput,
+    ForgetOutput,
+    FromWorker,
+    Goodbye,
+    Heartbeat,
+    HeartbeatAnswer,
+    Offer,
+    OfferDeferred,
+    OfferRejected,
+    OfferWithdrawn,
+    Report,
+    Sorry,
+    StopAttempt,
+    ToWorker,
+    WithdrawOffer,
+    WorkerHello,
+    WorkerWelcome,
+)
+from kueue.worker.actions import Action, CheckPlace, Close, DropOutput, Fetch, Instruct, Say
+from kueue.worker.environment import job_environment
+from kueue.worker.guard import LeaseGuard
+from kueue.worker.known import NO_SHARE, Attempt, Memo, from_runner, missing_units, report, taken, write_memo
+from kueue.worker.orders import (
+    Attached,
+    AttemptState,
+    Changed,
+    Ended,
+    Event,
+    ForgetAttempts,
+    Gone,
+    PauseDone,
+    Pong,
+    Queued,
+    Refused,
+    SetLease,
+    StartAttempt,
+    Started,
+    StopOrder,
+    Unknown,
+    Withdrawn,
+    WithdrawOrder,
+)
+
+WELCOME_SECONDS = 30.0
+"""A server that loads a large state may be slow to welcome; longer than this nobody is there."""
+PLACE_SECONDS = 5.0
+"""A directory that cannot be looked at for so long is on a file server that does not answer."""
+REPORT_PAUSE_SECONDS = 1.0
+"""Between two reports after starts and ends: short jobs must not double the traffic."""
+AFTER_DEFERRAL_SECONDS = 5.0
+"""After a deferral the server waits for a newer load: the kernel's average moves every 5 s."""
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """What the agent is told at its start; a changed configuration comes by `Agent.configure`."""
+
+    identity: str
+    name: str
+    machine_id: str
+    boot_id: str
+    version: str = ""
+    info: MachineInfo = field(default_factory=MachineInfo)
+    base_environment: Mapping[str, str] = field(default_factory=dict)
+    """What every job gets; see `kueue.worker.environment`."""
+    job_nice: int = 0
+    kill_grace_seconds: float = 10.0
+    report_interval_seconds: float = 60.0
+
+
+@dataclass
+class _Candidate:
+    """An offer that was not handed to a runner."""
+
+    offer: Offer
+    give_up_at: float
+    is_place_good: bool = False
+
+
+class Agent:
+    """One worker. Every input method returns the actions that follow from it, in the order they must be performed."""
+
+    def __init__(self, settings: AgentSettings, totals: MachineTotals) -> None:
+        self.settings = settings
+        self.totals = totals
+        self.load = MachineLoad()
+        self.attempts: dict[int, Attempt] = {}
+        self._guard = LeaseGuard()
+        self._is_stopping = False
+        self._forget_session()
+
+    def _forget_session(self) -> None:
+        self._state: str = "closed"
+        self._welcome: WorkerWelcome | None = None
+        self._welcome_until = 0.0
+        self._greeted_at = 0.0
+        self._backlog: list[FromWorker] = []
+        self._candidates: dict[int, _Candidate] = {}
+        self._refused: set[int] = set()
+        self._unknown_at_hello: set[int] = set()
+        self._lease_seconds = 0.0
+        self._lease_of_session: float | None = None
+        self._heartbeat = 0
+        self._heartbeats: dict[int, float] = {}
+        self._heartbeat_due = 0.0
+        self._reported_at = 0.0
+        self._report_wanted_at: float | None = None
+        self._totals_told: MachineTotals | None = None
+
+    # --- the session -------------------------------------------------------------------------------------------------
+
+    @property
+    def is_welcome(self) -> bool:
+        """The server has taken this session in."""
+        return self._state == "open"
+
+    @property
+    def cleanup_after_seconds(self) -> float | None:
+        """Age at which kept output of acknowledged attempts may be dropped; None until a server has said it."""
+        return self._welcome.cleanup_after_seconds if self._welcome else None
+
+    def hello(self, boottime: float) -> WorkerHello:
+        """Begins a session: the first message of a fresh connection. The older connection must be closed already."""
+        self._forget_session()
+        self._state = "greeted"
+        self._welcome_until = boottime + WELCOME_SECONDS
+        self._greeted_at = boottime
+        self._unknown_at_hello = {attempt.offer for attempt in self.attempts.values() if attempt.state == "unknown"}
+        self._totals_told = self.totals
+        return WorkerHello(
+            version=self.settings.version,
+            identity=self.settings.identity,
+            name=self.settings.name,
+            machine_id=self.settings.machine_id,
+            boot_id=self.settings.boot_id,
+            info=self.settings.info,
+            totals=self.totals,
+            load=self.load,
+            attempts=tuple(report(attempt) for attempt in sorted(self.attempts.values(), key=lambda one: one.offer)),
+        )
+
+    def session_closed(self) -> None:
+        """The connection is gone. Attempts go on; offers that were not handed over are forgotten."""
+        self._forget_session()
+
+    def stop(self) -> list[Action]:
+        """An orderly stop begins: what was not handed over goes back, nothing more is taken, the server is told."""
+        self._is_stopping = True
+        actions = self._say_all(
+            OfferDeferred(offer=offer, reason="the worker is stopping", load=self.load) for offer in self._candidates
+        )
+        self._candidates.clear()
+        return [*actions, *self._say(Goodbye(reason="stopped"))]
+
+    def hears(self, message: ToWorker, boottime: float) -> list[Action]:
+        """A message of the server, on the session that `hello` began."""
+        match message:
+            case WorkerWelcome():
+                return self._welcomed(message, boottime)
+            case Sorry(reason=reason, hint=hint, lasting=lasting):
+                return [Close(reason, hint, lasting)]
+            case Goodbye(reason=reason):
+                return [Close(f"the server says goodbye: {reason}" if reason else "the server says goodbye")]
+            case HeartbeatAnswer():
+                return self._heartbeat_answered(message, boottime)
+            case Offer():
+                return self._offered(message, boottime)
+            case WithdrawOffer(offer=offer):
+                return self._withdraw(offer)
+            case StopAttempt(offer=offer, kill=kill):
+                return self._stop_attempt(offer, kill=kill)
+            case Acknowledge(offers=offers):
+                return self._acknowledged(offers)
+            case ForgetOutput(offers=offers):
+                return [DropOutput(offers)]
+            case FetchOutput():
+                return [Fetch(message)]
+
+    def _say(self, message: FromWorker) -> list[Action]:
+        """Before the welcome only the hello is sent: what happens meanwhile is told after it."""
+        if self._state == "greeted":
+            self._backlog.append(message)
+        return [Say(message)] if self._state == "open" else []
+
+    def _say_all(self, messages: Iterable[FromWorker]) -> list[Action]:
+        return [action for message in messages for action in self._say(message)]
+
+    def _welcomed(self, welcome: WorkerWelcome, boottime: float) -> list[Action]:
+        if self._state != "greeted":
+            return [Close("the server welcomed this worker twice")]
+        self._state = "open"
+        self._welcome = welcome
+        self._lease_seconds = welcome.lease_seconds
+        self._guard.timeout_seconds = welcome.worker_timeout_seconds
+        # A worker before us may have renewed them until just now; the server waits longer than that from the hello on.
+        self._guard.assume(self._unknown_at_hello, self._greeted_at + welcome.lease_seconds, self.attempts)
+        self._heartbeat_due = boottime
+        self._reported_at = boottime
+        told = self._backlog
+        self._backlog = []
+        ended = {message.offer for message in told if isinstance(message, AttemptEnded)}
+        again = [
+            AttemptEnded(offer=attempt.offer, end=attempt.end)
+            for attempt in self.attempts.values()
+            if attempt.end is not None and attempt.offer not in ended
+        ]
+        return [*self._say_all(told), *self._say_all(again), *self.tick(boottime)]
+
+    # --- the lease ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _beat_seconds(self) -> float:
+        return min(10.0, self._lease_seconds / 6.0)
+
+    @property
+    def _patience_seconds(self) -> float:
+        """A heartbeat unanswered for so long: the connection is dead, though nobody has closed it."""
+        return max(5.0, 2.0 * self._beat_seconds)
+
+    def _heartbeat_answered(self, answer: HeartbeatAnswer, boottime: float) -> list[Action]:
+        sent = self._heartbeats.get(answer.number)
+        if sent is None:
+            return []
+        for number in [number for number in self._heartbeats if number <= answer.number]:
+            del self._heartbeats[number]
+        self._lease_seconds = answer.lease_seconds
+        deadline = sent + answer.lease_seconds
+        self._lease_of_session = deadline
+        actions = self._lease(deadline)
+        if deadline > boottime:
+            for candidate in list(self._candidates.values()):
+                if candidate.is_place_good:
+                    actions += self._take(candidate.offer, boottime)
+        return actions
+
+    def no_server(self, until: float) -> None:
+        """Proven on the server's own host: nobody holds its lock, so the runners' lease runs at least `until` then."""
+        self._guard.prolonged(until, self.attempts)
+
+    # --- offers ------------------------------------------------------------------------------------------------------
+
+    def _offered(self, offer: Offer, boottime: float) -> list[Action]:
+        number = offer.offer
+        if self._welcome is None or number in self._candidates:
+            return []
+        if number in self._refused:
+            return self._say(OfferWithdrawn(offer=number))
+        known = self.attempts.get(number)
+        if known is not None:
+            if known.queue_id == self._welcome.queue_id:
+                return self._how_it_stands(known)
+            reason = f"offer number {number} is in use by an attempt of another queue"
+            return self._say(OfferDeferred(offer=number, reason=reason, load=self.load))
+        if self._is_stopping:
+            return self._say(OfferDeferred(offer=number, reason="the worker is stopping", load=self.load))
+        self._candidates[number] = _Candidate(offer, boottime + PLACE_SECONDS)
+        return [CheckPlace(number, offer.place)]
+
+    def place_checked(self, offer: int, problem: str | None, boottime: float) -> list[Action]:
+        """The directory of this offer was looked at. `problem`: a sentence why it cannot be used, None if it can.
+
+        `measured` comes first, so that the answer goes by fresh load.
+        """
+        candidate = self._candidates.get(offer)
+        if candidate is None or candidate.is_place_good:
+            return []
+        if problem is not None:
+            return self._reject(offer, problem)
+        candidate.is_place_good = True
+        if not self._guard.is_good(boottime):
+            return []  # taken when the next heartbeat is answered
+        return self._take(candidate.offer, boottime)
+
+    def _reject(self, offer: int, reason: str) -> list[Action]:
+        del self._candidates[offer]
+        self._refused.add(offer)
+        return self._say(OfferRejected(offer=offer, reason=reason))
+
+    def _take(self, offer: Offer, boottime: float) -> list[Action]:
+        """Room is there: into the hands of the runner. Else: not now."""
+        assert self._welcome is not None
+        del self._candidates[offer.offer]
+        share = next((one for one in offer.allocation.shares if one.node == self._welcome.worker), NO_SHARE)
+        reason = self._why_not_now(share)
+        if reason:
+            self._refused.add(offer.offer)
+            self._want_report(max(self._reported_at, boottime) + AFTER_DEFERRAL_SECONDS)
+            return self._say(OfferDeferred(offer=offer.offer, reason=reason, load=self.load))
+        memo = Memo(share, offer.terms.on_lost, offer.place.cwd, offer.payload.stdout, offer.payload.stderr)
+        self.attempts[offer.offer] = Attempt(
+            offer=offer.offer,
+            job=offer.job,
+            queue_id=self._welcome.queue_id,
+            state="queued",
+            memo=memo,
+            lease_until=self._guard.deadline,
+        )
+        env = job_environment(self.settings.base_environment, offer, share, self.settings.name)
+        order = StartAttempt(
+            offer=offer.offer,
+            job=offer.job,
+            queue_id=self._welcome.queue_id,
+            argv=offer.payload.argv,
+            env=tuple((to_os_text(key), to_os_text(value)) for key, value in env.items()),
+            cwd=offer.place.cwd,
+            pwd=offer.place.pwd,
+            umask=offer.place.umask,
+            stdout=offer.payload.stdout,
+            stderr=offer.payload.stderr,
+            timeout_seconds=offer.terms.timeout_seconds,
+            on_lost=offer.terms.on_lost,
+            keep_background=offer.terms.keep_background,
+            grace_seconds=self.settings.kill_grace_seconds,
+            nice=self.settings.job_nice,
+            memo=write_memo(memo),
+        )
+        return [Instruct(order)]
+
+    def _why_not_now(self, share: Share) -> str:
+        room = taken(self.attempts.values())
+        slots, cores, ram_mb = free_room(self.totals, self.load, *room)
+        if share.slots > slots:
+            return f"{slots} of {self.totals.slots} job slots free, {share.slots} wanted"
+        if share.cores > cores:
+            return f"{cores} of {self.totals.cores} cores free, {share.cores} wanted"
+        if share.ram_mb > ram_mb:
+            return f"{ram_mb} of {self.totals.ram_mb} MB free, {share.ram_mb} wanted"
+        name = missing_units(share, self.totals, self.attempts.values())
+        return f"a unit of {name} is in use or absent" if name else ""
+
+    def _withdraw(self, offer: int) -> list[Action]:
+        attempt = self.attempts.get(offer)
+        if attempt is None:
+            self._candidates.pop(offer, None)
+            self._refused.add(offer)
+            return self._say(OfferWithdrawn(offer=offer))
+        if attempt.state in {"queued", "unknown"}:
+            return [Instruct(WithdrawOrder(offer=offer))] if self._is_of_this_queue(attempt) else []
+        return self._how_it_stands(attempt)
+
+    def _stop_attempt(self, offer: int, *, kill: bool) -> list[Action]:
+        attempt = self.attempts.get(offer)
+        if attempt is None:
+            return self._withdraw(offer)
+        if attempt.is_over:
+            return self._how_it_stands(attempt)
+        if not self._is_of_this_queue(attempt):
+            return []  # numbers of two queues may be equal: an order of one never reaches the other's attempt
+        attempt.stop = True
+        attempt.kill = attempt.kill or kill
+        return [self._stop_order(attempt)]
+
+    def _stop_order(self, attempt: Attempt) -> Action:
+        grace = self.settings.kill_grace_seconds
+        return Instruct(StopOrder(offer=attempt.offer, kill=attempt.kill, grace_seconds=grace))
+
+    def _is_of_this_queue(self, attempt: Attempt) -> bool:
+        return self._welcome is not None and attempt.queue_id == self._welcome.queue_id
+
+    def _how_it_stands(self, attempt: Attempt) -> list[Action]:
+        match attempt.state:
+            case "running" | "paused" | "stopping":
+                return self._say(AttemptStarted(offer=attempt.offer, started_wall=attempt.started_wall or 0.0))
+            case "ended":
+                assert attempt.end is not None
+                return self._say(AttemptEnded(offer=attempt.offer, end=attempt.end))
+            case "gone":
+                return self._say(AttemptGone(offer=attempt.offer, reason=attempt.note))
+            case "queued" | "starting" | "unknown":
+                return []  # the runner's answer is on its way
+
+    def _acknowledged(self, offers: tuple[int, ...]) -> list[Action]:
+        done = []
+        for offer in offers:
+            attempt = self.attempts.get(offer)
+            if attempt is None:
+                done.append(offer)
+            elif attempt.is_over and self._is_of_this_queue(attempt):
+                del self.attempts[offer]
+                done.append(offer)
+        return [Instruct(ForgetAttempts(offers=tuple(done)))] if done else []
+
+    # --- the runners -------------------------------------------------------------------------------------------------
+
+    def runners_stand(self, states: Iterable[AttemptState]) -> None:
+        """How all attempts of all runners stand, ``unknown`` where a runner does not answer. To be told before `hello`.
+
+        What is not named keeps its state: it may be on its way to a runner, or a runner's word on it on its way here.
+        """
+        for state in states:
+            self._learn(state)
+
+    def _learn(self, state: AttemptState) -> Attempt:
+        """A runner's word replaces what was known."""
+        fresh = from_runner(state)
+        known = self.attempts.get(state.offer)
+        self.attempts[state.offer] = fresh
+        if known is not None:
+            fresh.stop, fresh.kill, fresh.lease_until = known.stop, known.kill, known.lease_until
+            fresh.end = fresh.end or known.end
+            fresh.started_wall = known.started_wall if fresh.started_wall is None else fresh.started_wall
+            if fresh.memo == Memo():
+                fresh.memo = known.memo
+        return fresh
+
+    def _attached(self, attached: Attached) -> list[Action]:
+        """A runner answered (again), with the whole truth of its attempts.
+
+        If it brings attempts that the hello of this session could not tell, the session ends: the next hello can.
+        """
+        actions: list[Action] = []
+        has_news = False
+        for state in attached.attempts:
+            known = self.attempts.get(state.offer)
+            before = known.state if known is not None else "unknown"
+            has_news = has_news or known is None or state.offer in self._unknown_at_hello
+            fresh = self._learn(state)
+            if attached.lease_deadline_boottime is not None:
+                fresh.lease_until = attached.lease_deadline_boottime
+            if before not in {fresh.state, "unknown"}:
+                actions += self._how_it_stands(fresh)
+            if fresh.stop and not fresh.is_over:
+                actions.append(self._stop_order(fresh))
+        if self._state == "closed":
+            return actions
+        if has_news:
+            return [*actions, Close("a runner answered that was silent when this session began")]
+        if self._state == "open" and self._lease_of_session is not None:
+            actions += self._lease(self._lease_of_session)
+        return actions
+
+    def _lease(self, deadline: float) -> list[Action]:
+        """To all runners that answered when this session began, and to those that came without attempts."""
+        order = Instruct(SetLease(deadline_boottime=deadline))
+        return [order, *self._guard.renewed(deadline, self.attempts, self._unknown_at_hello)]
+
+    def runner_event(self, event: Event, boottime: float) -> list[Action]:
+        """Something happened to an attempt, as its runner tells it."""
+        match event:
+            case Attached():
+                return self._attached(event)
+            case PauseDone() | Pong():
+                return []  # each attempt was told of by itself
+            case Started() | Queued() | Refused() | Withdrawn() | Changed() | Ended() | Gone() | Unknown():
+                attempt = self.attempts.get(event.offer)
+                if attempt is None:
+                    return self._say(OfferWithdrawn(offer=event.offer)) if isinstance(event, Withdrawn) else []
+                return self._happened(attempt, event, boottime)
+
+    def _never_arrived(self, attempt: Attempt) -> list[Action]:
+        """The runner does not have it: an order to start that was lost on the way, and cannot arrive any more."""
+        if attempt.is_over or attempt.state not in {"queued", "unknown"}:
+            return []
+        del self.attempts[attempt.offer]
+        self._refused.add(attempt.offer)
+        if attempt.stop:
+            return self._say(OfferWithdrawn(offer=attempt.offer))
+        return self._say(OfferDeferred(offer=attempt.offer, reason="the runner was changed", load=self.load))
+
+    def _happened(
+        self,
+        attempt: Attempt,
+        event: Started | Queued | Refused | Withdrawn | Changed | Ended | Gone | Unknown,
+        boottime: float,
+    ) -> list[Action]:
+        offer = attempt.offer
+        match event:
+            case Started():
+                if attempt.is_over:
+                    return []
+                if attempt.state in {"queued", "starting", "unknown"}:
+                    attempt.state = "running"
+                attempt.started_wall = event.started_wall
+                self._want_report(boottime)
+                return self._say(AttemptStarted(offer=offer, started_wall=event.started_wall))
+            case Queued():
+                return self._say(AttemptQueued(offer=offer))
+            case Changed():
+                if attempt.is_over:
+                    return []
+                attempt.state, attempt.note = event.state, event.note
+                return self._say(AttemptChanged(offer=offer, note=event.note))
+            case Ended():
+                attempt.state, attempt.end = "ended", event.end
+                if event.end.started_wall is not None:
+                    attempt.started_wall = event.end.started_wall
+                self._want_report(boottime)
+                return self._say(AttemptEnded(offer=offer, end=event.end))
+            case Gone():
+                attempt.state, attempt.note = "gone", event.reason
+                self._want_report(boottime)
+                return self._say(AttemptGone(offer=offer, reason=event.reason))
+            case Refused():
+                del self.attempts[offer]
+                self._refused.add(offer)
+                self._want_report(boottime + AFTER_DEFERRAL_SECONDS)
+                return self._say(OfferDeferred(offer=offer, reason=event.reason, load=self.load))
+            case Withdrawn():
+                del self.attempts[offer]
+                self._refused.add(offer)
+                return self._say(OfferWithdrawn(offer=offer))
+            case Unknown():
+                return self._never_arrived(attempt)
+
+    # --- time and measurements ---------------------------------------------------------------------------------------
+
+    def measured(self, load: MachineLoad, totals: MachineTotals | None = None) -> None:
+        """The machine was measured; told at the next report."""
+        self.load = load
+        if totals is not None:
+            self.totals = totals
+
+    def configure(self, change: Callable[[AgentSettings], AgentSettings], boottime: float) -> None:
+        """The configuration was read again. Identity and name stay; changed totals come by `measured`."""
+        before = self.settings
+        self.settings = replace(change(before), identity=before.identity, name=before.name)
+        self._want_report(boottime)
+
+    def _want_report(self, at: float) -> None:
+        at = max(at, self._reported_at + REPORT_PAUSE_SECONDS)
+        if self._report_wanted_at is None or at < self._report_wanted_at:
+            self._report_wanted_at = at
+
+    @property
+    def _report_due(self) -> float:
+        regular = self._reported_at + self.settings.report_interval_seconds
+        return regular if self._report_wanted_at is None else min(regular, self._report_wanted_at)
+
+    def tick(self, boottime: float) -> list[Action]:
+        """Whatever is due. To be called at `next_wake`; too often does no harm. `measured` comes first."""
+        actions = self._guard.look(boottime, self.attempts)
+        if self._state == "closed":
+            return actions
+        if self._state == "greeted":
+            if boottime >= self._welcome_until:
+                actions.append(Close(f"no welcome within {WELCOME_SECONDS:.0f} s"))
+            return actions
+        oldest = min(self._heartbeats.values(), default=boottime)
+        if boottime - oldest >= self._patience_seconds:
+            return [*actions, Close(f"no answer to a heartbeat for {boottime - oldest:.0f} s")]
+        if boottime >= self._heartbeat_due:
+            self._heartbeat += 1
+            self._heartbeats[self._heartbeat] = boottime
+            self._heartbeat_due = boottime + self._beat_seconds
+            actions += self._say(Heartbeat(number=self._heartbeat))
+        for candidate in list(self._candidates.values()):
+            if not candidate.is_place_good and boottime >= candidate.give_up_at:
+                cwd = candidate.offer.place.cwd
+                actions += self._reject(candidate.offer.offer, f"the directory {shown(cwd)} does not answer")
+        if boottime >= self._report_due:
+            self._reported_at = boottime
+            self._report_wanted_at = None
+            totals = self.totals if self.totals != self._totals_told else None
+            self._totals_told = self.totals
+            actions += self._say(Report(load=self.load, totals=totals))
+        return actions
+
+    def next_wake(self) -> float | None:
+        """The boottime of the next `tick` that does something; None: nothing is due until something happens."""
+        moments = [self._guard.next_look(self.attempts)]
+        if self._state == "greeted":
+            moments.append(self._welcome_until)
+        if self._state == "open":
+            moments += [self._heartbeat_due, self._report_due]
+            if self._heartbeats:
+                moments.append(min(self._heartbeats.values()) + self._patience_seconds)
+            moments += [one.give_up_at for one in self._candidates.values() if not one.is_place_good]
+        return min((moment for moment in moments if moment is not None), default=None)

@@ -1,0 +1,130 @@
+"""An attempt as the worker knows it: where it stands, what room it takes, and what the server has heard of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from kueue.model import EndRecord, MachineTotals, OnLost, OsText, Share
+from kueue.protocol.messages import AttemptReport
+from kueue.worker.orders import AttemptState, RunnerState
+
+NO_SHARE = Share(node=0, slots=0, cores=0, ram_mb=0)
+
+
+class Memo(msgspec.Struct, frozen=True):
+    """What the worker has its runner keep for it, so that a restarted worker knows what its attempts hold."""
+
+    share: Share = NO_SHARE
+    on_lost: OnLost = "rerun"
+    cwd: OsText = ""
+    stdout: OsText | None = None
+    stderr: OsText | None = None
+
+
+_decoder = msgspec.json.Decoder(Memo)
+
+
+def write_memo(memo: Memo) -> str:
+    return msgspec.json.encode(memo).decode()
+
+
+def read_memo(text: str) -> Memo:
+    """A memo of another release that cannot be read counts as one of an attempt that holds nothing."""
+    try:
+        return _decoder.decode(text) if text else Memo()
+    except msgspec.MsgspecError:
+        return Memo()
+
+
+@dataclass
+class Attempt:
+    """One attempt that was handed to a runner and whose end the server has not acknowledged."""
+
+    offer: int
+    job: int
+    queue_id: str
+    state: RunnerState
+    memo: Memo = field(default_factory=Memo)
+    started_wall: float | None = None
+    end: EndRecord | None = None
+    note: str = ""
+    stop: bool = False
+    """The server wants it ended."""
+    kill: bool = False
+    lease_until: float | None = None
+    """The deadline (boottime) that its runner was given; None: not known."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in {"ended", "gone"}
+
+    @property
+    def is_revocable(self) -> bool:
+        """The server may give it away when the lease has lapsed, so it must not run then."""
+        return not self.is_over and self.memo.on_lost == "rerun"
+
+
+def from_runner(state: AttemptState) -> Attempt:
+    return Attempt(
+        offer=state.offer,
+        job=state.job,
+        queue_id=state.queue_id,
+        state=state.state,
+        memo=read_memo(state.memo),
+        started_wall=state.started_wall,
+        end=state.end,
+        note=state.note,
+    )
+
+
+def report(attempt: Attempt) -> AttemptReport:
+    """The attempt as a hello tells it.
+
+    An end record does not travel in the hello: it follows right after the welcome in an `AttemptEnded`, which is the
+    one way by which excerpts of the output travel with it.
+    """
+    return AttemptReport(
+        offer=attempt.offer,
+        job=attempt.job,
+        queue_id=attempt.queue_id,
+        state="queued" if attempt.state == "starting" else attempt.state,
+        started_wall=attempt.started_wall,
+    )
+
+
+class Room(NamedTuple):
+    """Sums over attempts."""
+
+    slots: int
+    cores: int
+    ram_mb: int
+
+
+def taken(attempts: Iterable[Attempt]) -> Room:
+    """The room of all attempts that are not over."""
+    shares = [attempt.memo.share for attempt in attempts if not attempt.is_over]
+    return Room(
+        sum(share.slots for share in shares),
+        sum(share.cores for share in shares),
+        sum(share.ram_mb for share in shares),
+    )
+
+
+def missing_units(share: Share, totals: MachineTotals, attempts: Iterable[Attempt]) -> str:
+    """The first named resource of which a unit is absent or held by another attempt; empty when all are free."""
+    amounts = dict(totals.named)
+    held = {
+        (name, unit)
+        for attempt in attempts
+        if not attempt.is_over
+        for name, units in attempt.memo.share.named
+        for unit in units
+    }
+    for name, units in share.named:
+        if any(unit >= amounts.get(name, 0) or (name, unit) in held for unit in units):
+            return name
+    return ""

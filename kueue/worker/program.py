@@ -1,0 +1,317 @@
+"""The worker as a process: its configuration, its place on the disk, its signals, its beginning and its end.
+
+Rules
+- It never dies of what will pass: no configuration yet, no server, a wrong secret, a full disk. It says so and goes on.
+- SIGTERM and SIGINT stop it within seconds; its jobs go on under their runner and are found again by the next worker.
+- SIGHUP reads the configuration again: limits, overrides, server, secret. Name and state directory stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import site
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import trio
+
+from kueue import __version__, clock, config, identity, log, notify, places
+from kueue.errors import KueueError
+from kueue.worker import machine
+from kueue.worker.agent import Agent, AgentSettings
+from kueue.worker.body import LOCK_LEASE_SECONDS, Body
+from kueue.worker.connection import Address, keep_connected
+from kueue.worker.environment import Account, base_environment
+from kueue.worker.identity_file import own_identity
+from kueue.worker.machine import MachineSettings
+from kueue.worker.runner_link import RunnerSet
+from kueue.worker.spool import Spool
+
+PROGRAM = "kueue_worker"
+SECTIONS = ("worker_settings",)
+LONGEST_WAIT_SECONDS = 30.0
+STOP_SECONDS = 8.0
+"""For the last words; in all an orderly stop takes less than 10 s."""
+SCOPE = ("systemd-run", "--user", "--scope", "--quiet", "--collect", "-p", "Delegate=yes")
+
+_log = log.logger("worker")
+
+
+class Program:
+    """One worker process."""
+
+    def __init__(self, config_path: str | None, name: str) -> None:
+        self._path = config_path
+        self._named = name
+        self._cache: str | None = None
+        self._stopped = trio.Event()
+        self._hurry = trio.Event()
+        self._body: Body | None = None
+        self._address: Address | None = None
+
+    async def run(self) -> None:
+        """Until SIGTERM or SIGINT. Raises `KueueError` for what does not pass by itself."""
+        failure: KueueError | None = None
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._follow, signals)
+                try:
+                    settings = await self._configured()
+                    if settings is not None:
+                        await self._serve(settings)
+                except KueueError as error:
+                    # Raised again outside of the nursery, which would wrap it.
+                    failure = error
+                nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    async def _follow(self, signals: AsyncIterator[int]) -> None:
+        async for number in signals:
+            if number == signal.SIGHUP:
+                await self._reload()
+                self._hurry.set()
+                self._hurry = trio.Event()
+            else:
+                _log.info("stopping on %s", signal.Signals(number).name)
+                self._stopped.set()
+
+    # --- configuration -----------------------------------------------------------------------------------------------
+
+    def _load(self) -> config.Config:
+        settings = config.load(self._path, SECTIONS, cache_dir=self._cache)
+        log.start(settings.common.log_level)
+        for warning in settings.warnings:
+            _log.warning("%s", warning)
+        return settings
+
+    async def _configured(self) -> config.Config | None:
+        """The configuration, as soon as there is one with a secret; None: stopped while waiting for it."""
+        pause = 1.0
+        while not self._stopped.is_set():
+            settings = self._load()
+            if settings.common.shared_secret:
+                return settings
+            what = "has no shared_secret" if settings.exists else "does not exist"
+            _log.warning(
+                "%s %s: copy the file of the server's machine to that place (looking again in %.0f s)",
+                settings.path,
+                what,
+                pause,
+            )
+            await self._pause(pause)
+            pause = min(LONGEST_WAIT_SECONDS, 2 * pause)
+        return None
+
+    async def _pause(self, seconds: float) -> None:
+        """Ends early on any signal."""
+        with trio.move_on_after(seconds):
+            async with trio.open_nursery() as nursery:
+                for event in (self._stopped, self._hurry):
+                    nursery.start_soon(self._end_with, event, nursery.cancel_scope)
+
+    @staticmethod
+    async def _end_with(event: trio.Event, scope: trio.CancelScope) -> None:
+        await event.wait()
+        scope.cancel()
+
+    async def _address_of(self, settings: config.Config) -> Address:
+        common = settings.common
+        if not common.shared_secret:
+            raise KueueError(f"{settings.path} has no shared_secret.")
+        # A third of a second, unless the key derived from the secret is in the cache.
+        proofs = await trio.to_thread.run_sync(
+            identity.identities, common.shared_secret, common.shared_secret_previous, self._cache
+        )
+        return Address(common.server_name, common.server_port, proofs)
+
+    async def _reload(self) -> None:
+        body = self._body
+        if body is None:
+            return
+        notify.reloading()
+        try:
+            settings = self._load()
+            self._address = await self._address_of(settings)
+        except KueueError as error:
+            _log.error("the configuration stays as it was: %s %s", error, error.hint)
+        else:
+            body.agent.configure(lambda before: _changeable(before, settings), clock.boottime())
+            body.spool.limit_mb = settings.worker.output_limit_mb
+            body.reconfigure(machine_settings(settings))
+            _log.info("configuration read again from %s", settings.path)
+        notify.notify(notify.READY)
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    async def _serve(self, settings: config.Config) -> None:
+        place = places.find(settings.common.state_dir)
+        if place.remark:
+            _log.warning("%s", place.remark)
+        kept = place.keep()
+        self._cache = place.cache
+        name = self._named or settings.worker.worker_name or socket.gethostname().partition(".")[0]
+        folder = place.worker(name)
+        try:
+            with places.lock_exclusive(f"{folder}/lock", f"The worker {name}"):
+                os.chdir("/")
+                await self._work(settings, place, name, folder)
+        finally:
+            os.close(kept)
+
+    async def _work(self, settings: config.Config, place: places.Places, name: str, folder: str) -> None:
+        agent = Agent(
+            _changeable(
+                AgentSettings(
+                    identity=own_identity(f"{folder}/identity", machine.machine_id()),
+                    name=name,
+                    machine_id=machine.machine_id(),
+                    boot_id=machine.boot_id(),
+                    version=__version__,
+                    info=machine.info(),
+                    base_environment=base_environment(os.environ, _account()),
+                ),
+                settings,
+            ),
+            machine.totals(machine_settings(settings), machine.measure()),
+        )
+        lock = await trio.to_thread.run_sync(_server_lock, settings.common.server_name, place)
+        runners = RunnerSet(
+            Path(folder),
+            agent.settings.identity,
+            restart_command=self._restart_command(name),
+            restart_env=_restart_environment(),
+            server_lock_path=lock or None,
+            server_lock_seconds=LOCK_LEASE_SECONDS if lock else 0.0,
+            launch_prefix=await trio.to_thread.run_sync(_scope_prefix),
+        )
+        spool = Spool(f"{folder}/spool", settings.worker.output_limit_mb)
+        body = Body(agent, runners, spool, machine_settings(settings), lock, self._welcomed)
+        self._address = await self._address_of(settings)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(body.run)
+            self._body = body
+            await runners.open(nursery)
+            _log.info("%s", log.keys(worker=name, pid=os.getpid(), state=folder))
+            notify.notify(notify.READY)
+            sessions = trio.CancelScope()
+            nursery.start_soon(self._keep_connected, body, sessions)
+            await self._stopped.wait()
+            notify.notify(notify.STOPPING)
+            with trio.move_on_after(STOP_SECONDS):
+                await body.say_goodbye()
+                sessions.cancel()  # else it would greet the server again
+                await runners.close(orderly=True)
+            nursery.cancel_scope.cancel()
+
+    async def _keep_connected(self, body: Body, scope: trio.CancelScope) -> None:
+        with scope:
+            await keep_connected(body, self._present_address, lambda: self._hurry)
+
+    def _present_address(self) -> Address:
+        assert self._address is not None
+        return self._address
+
+    def _welcomed(self) -> None:
+        assert self._address is not None
+        _log.info("taken in by the server at %s", self._address.name)
+        notify.status(f"connected to {self._address.name}")
+
+    def _restart_command(self, name: str) -> list[str]:
+        """How a runner brings this worker back after a crash; a service manager does that itself."""
+        if _is_managed():
+            return []
+        script = Path(sys.argv[0])
+        start = [str(script.absolute())] if script.name == PROGRAM else ["-m", "kueue.worker.main"]
+        command = [sys.executable, *start, "--name", name]
+        return [*command, "--config", self._path] if self._path else command
+
+
+def _restart_environment() -> dict[str, str]:
+    """Ours; a package that was found in the directory we were started in must be found from elsewhere, too."""
+    env = dict(os.environ)
+    parent = str(Path(__file__).absolute().parents[2])
+    if Path(sys.argv[0]).name != PROGRAM and parent not in site.getsitepackages():
+        env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys((parent, *filter(None, [env.get("PYTHONPATH")]))))
+    return env
+
+
+def machine_settings(settings: config.Config) -> MachineSettings:
+    """What the configuration says about the machine."""
+    worker = settings.worker
+    return MachineSettings(
+        slots=worker.worker_max_parallel_jobs,
+        cores=worker.cores,
+        ram_mb=worker.ram_mb,
+        named=worker.named,
+        looks_at_load=worker.dynamic_check_free_resources,
+        load_scale=worker.dynamic_cpu_load_scale_factor,
+    )
+
+
+def _changeable(before: AgentSettings, settings: config.Config) -> AgentSettings:
+    worker = settings.worker
+    return replace(
+        before,
+        job_nice=worker.job_nice,
+        kill_grace_seconds=float(worker.kill_grace_seconds),
+        report_interval_seconds=float(worker.system_update_interval_seconds),
+    )
+
+
+def _account() -> Account:
+    """Of a uid that the password database does not have nothing is filled in."""
+    try:
+        entry = pwd.getpwuid(os.getuid())
+    except KeyError:
+        return Account("", "", "")
+    return Account(entry.pw_name, entry.pw_dir, entry.pw_shell)
+
+
+def _server_lock(server_name: str, place: places.Places) -> str:
+    """The server's state lock if the server is on this very host, else empty: an absent server proves nothing then."""
+    if place.is_network or not _is_this_host(server_name):
+        return ""
+    return place.server_lock
+
+
+def _is_this_host(name: str) -> bool:
+    """Only an address of this machine can be bound here; port 0 takes nothing away from anybody."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return False
+    for family, kind, protocol, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+            return True
+    return False
+
+
+def _is_managed() -> bool:
+    """A service manager started this very process (systemd.exec(5)); a desktop terminal inherits the other variable."""
+    started = os.environ.get("SYSTEMD_EXEC_PID")
+    return "INVOCATION_ID" in os.environ and (started is None or started == str(os.getpid()))
+
+
+def _scope_prefix() -> tuple[str, ...]:
+    """Under a service manager of the user: what starts the runner in a scope of its own, so that no restart or kill of
+    the worker's unit touches jobs. Empty where that is not to be had: then a new session has to do.
+    """
+    if not _is_managed() or shutil.which(SCOPE[0]) is None:
+        return ()
+    try:
+        probe = subprocess.run(
+            [*SCOPE, "true"], check=False, stdin=subprocess.DEVNULL, capture_output=True, timeout=10.0
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return SCOPE if probe.returncode == 0 else ()

@@ -1,0 +1,135 @@
+"""Tagged trees of real processes: what they use, stopping and letting go."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kueue.worker.processes import Trees, read_stat, read_tag
+
+TAGGED = """
+import os, resource, sys
+os.setsid()
+resource.setrlimit(10, (int(sys.argv[1]), resource.RLIM_INFINITY))  # RLIMIT_LOCKS
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+def members(tag):
+    """Living processes with this tag, as the kernel shows them."""
+    found = {
+        pid: read_stat(pid) for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if read_tag(pid) == tag
+    }
+    return {pid: stat for pid, stat in found.items() if stat is not None and stat.state not in "ZX"}
+
+
+def until(holds, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_sleep(pid):
+    return b"(sleep)" in Path(f"/proc/{pid}/stat").read_bytes()
+
+
+@pytest.fixture
+def tag():
+    """Of this test alone."""
+    return (secrets.randbits(31) << 32) | 5
+
+
+@pytest.fixture
+def trees(tmp_path, tag):
+    (tmp_path / "5").mkdir()
+    (tmp_path / "5" / "start.json").write_text(json.dumps({"tag": tag}))
+    return Trees(str(tmp_path))
+
+
+@pytest.fixture
+def started(tag):
+    processes = []
+
+    def start(*argv, tag=tag):
+        process = subprocess.Popen([sys.executable, "-c", TAGGED, str(tag), *argv], stdout=subprocess.PIPE)
+        processes.append(process)
+        return process
+
+    yield start
+    while left := members(tag):
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    for process in processes:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_tree_is_found_by_its_tag_whatever_it_did_to_session_and_environment(trees, started, tag):
+    started("sh", "-c", "setsid env -i sleep 60 & sleep 61; true")
+    until(lambda: trees.use([5])[5].processes == 3)
+    until(lambda: len({stat.session for stat in members(tag).values()}) == 2)
+    assert trees.stop([5]) == 3
+    assert {stat.state for stat in members(tag).values()} == {"T"}
+
+
+def test_the_use_of_a_tree_counts_time_and_memory(trees, started):
+    burn = "import sys; x = bytearray(60 << 20); print(flush=True)\nwhile True: pass"
+    process = started(sys.executable, "-c", burn)
+    process.stdout.readline()
+    assert trees.use([5])[5].ram_mb >= 60
+    until(lambda: trees.use([5])[5].cpu_seconds > 0.3)
+
+
+def test_a_stopped_tree_stays_stopped_until_it_is_let_go(trees, started):
+    process = started("sleep", "60")
+    until(lambda: trees.use([5])[5].processes == 1 and is_sleep(process.pid))
+    assert trees.stop([5]) == 1
+    assert read_stat(process.pid).state == "T"
+    assert trees.stop([5]) == 0
+    assert trees.let_go([5]) == 1
+    until(lambda: read_stat(process.pid).state == "S")
+
+
+def test_a_tree_that_forks_is_stopped_whole(trees, started, tag):
+    started("sh", "-c", "while true; do sleep 0.01 & sleep 0.01; done")
+    until(lambda: trees.use([5])[5].processes >= 2)
+
+    def all_stopped():
+        trees.stop([5])
+        return {stat.state for stat in members(tag).values()} == {"T"}
+
+    until(all_stopped)
+
+
+def test_processes_of_others_are_never_touched(trees, started, tag):
+    stranger = started("sleep", "60", tag=tag + 1)
+    until(lambda: read_tag(stranger.pid) == tag + 1 and is_sleep(stranger.pid))
+    assert trees.stop([5]) == 0
+    assert read_stat(stranger.pid).state == "S"
+    assert read_tag(os.getpid()) in (None, read_tag(os.getppid()))
+
+
+def test_an_attempt_without_a_record_has_no_processes(trees):
+    assert trees.use([77]) == {}
+    assert trees.use([]) == {}
+    assert trees.stop([77]) == 0
+
+
+def test_the_first_process_is_not_parsed_wrong_because_of_its_name(tmp_path, started):
+    odd = Path(tmp_path) / "a) R (b"
+    odd.symlink_to("/bin/sleep")
+    process = started(str(odd), "60")
+    until(lambda: b"a) R (b" in Path(f"/proc/{process.pid}/stat").read_bytes())
+    assert read_stat(process.pid).state in "SD"
