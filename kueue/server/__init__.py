@@ -1,0 +1,1 @@
+"""The program `kueue_server`: everything around the pure engine."""

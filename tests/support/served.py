@@ -6,7 +6,7 @@ import itertools
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
@@ -36,15 +36,26 @@ async def eventually(claim: Callable[[], Any], what: str = "") -> Any:
 class House:
     """A served driver and those who come to it."""
 
-    def __init__(self, driver: Driver, nursery: trio.Nursery, stack: AsyncExitStack) -> None:
+    def __init__(self, driver: Driver, nursery: trio.Nursery) -> None:
         self.driver = driver
         self._nursery = nursery
-        self._stack = stack
 
-    async def _connect(self, decoder: codec.Decoder[Any], name: str) -> net.MessageStream[Any]:
-        ours, theirs = trio.testing.memory_stream_pair()
+    async def _connect(
+        self, decoder: codec.Decoder[Any], name: str, *, without_buffer: bool = False
+    ) -> tuple[net.MessageStream[Any], trio.Event]:
+        pair = trio.testing.lockstep_stream_pair if without_buffer else trio.testing.memory_stream_pair
+        ours, theirs = pair()
         self._nursery.start_soon(self._serve, theirs, name)
-        return await self._stack.enter_async_context(net.messages_over(ours, decoder, name=name, limit=m.FRAME_LIMIT))
+        connection: tuple[net.MessageStream[Any], trio.Event] = await self._nursery.start(
+            self._hold, ours, decoder, name
+        )
+        return connection
+
+    async def _hold(self, stream: trio.abc.Stream, decoder: codec.Decoder[Any], name: str, task_status: Any) -> None:
+        over = trio.Event()
+        async with net.messages_over(stream, decoder, name=name, limit=m.FRAME_LIMIT) as messages:
+            task_status.started((messages, over))
+            await over.wait()
 
     async def _serve(self, stream: trio.abc.Stream, name: str) -> None:
         async with net.messages_over(stream, codec.first, name=name, limit=m.FRAME_LIMIT) as messages:
@@ -52,14 +63,15 @@ class House:
             if hello:
                 await greet(self.driver, messages, hello, net.Peer(name))
 
-    async def client(self) -> Client:
-        client = Client(await self._connect(codec.to_client, "client"))
+    async def client(self, *, without_buffer: bool = False) -> Client:
+        """A command; `without_buffer`: what it does not read stays with the server."""
+        client = Client(*await self._connect(codec.to_client, "client", without_buffer=without_buffer))
         client.say(m.ClientHello())
         await client.hear_a(m.Welcome)
         return client
 
     async def worker(self, name: str = "w1", *, slots: int = 10, attempts: tuple[Any, ...] = (), welcome: bool = True):
-        worker = Worker(await self._connect(codec.to_worker, name))
+        worker = Worker(*await self._connect(codec.to_worker, name))
         worker.say(
             m.WorkerHello(
                 identity=f"identity of {name}",
@@ -79,8 +91,9 @@ class House:
 class Peer:
     """Says and hears messages."""
 
-    def __init__(self, stream: net.MessageStream[Any]) -> None:
+    def __init__(self, stream: net.MessageStream[Any], over: trio.Event) -> None:
         self.stream = stream
+        self._over = over
         self._heard: list[Any] = []
 
     def say(self, *messages: m.Message) -> None:
@@ -105,12 +118,13 @@ class Peer:
             pass
 
     def close(self) -> None:
-        self.stream.drop("")
+        """Hang up after what was said has gone out."""
+        self._over.set()
 
 
 class Client(Peer):
-    def __init__(self, stream: net.MessageStream[Any]) -> None:
-        super().__init__(stream)
+    def __init__(self, stream: net.MessageStream[Any], over: trio.Event) -> None:
+        super().__init__(stream, over)
         self.seqs = itertools.count(1)
 
     def put(self, kind: type[m.Message], **fields: Any) -> int:
@@ -168,8 +182,8 @@ async def serving(store: Any, settings: Settings | None = None, **options: Any) 
     driver.opened()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(driver.run)
-        async with AsyncExitStack() as stack:
-            yield House(driver, nursery, stack)
+        yield House(driver, nursery)
         driver.stop("the test is over")
         with trio.fail_after(PATIENCE):
             await driver.empty()
+        nursery.cancel_scope.cancel()

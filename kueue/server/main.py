@@ -1,0 +1,119 @@
+"""The program `kueue_server`: reads the settings, owns lock and store, serves until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import trio
+
+from kueue import __version__, config, identity, log, places
+from kueue.config import Config
+from kueue.errors import EXIT_OWN_FAILURE, ConfigError, KueueError
+from kueue.server import recovery
+from kueue.server.service import Service
+from kueue.storage.sqlite import SqliteStore
+
+SECTIONS = ("server_settings", "global_resources")
+UP_VARIABLE = "KUEUE_UP"
+"""Set to 1 by `kueue up`: a person stands behind this start although there is no terminal."""
+
+_log = log.logger("server")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point; exits with 0 after an orderly stop, else with the code of what went wrong."""
+    options = _parser().parse_args(arguments)
+    try:
+        sys.exit(_run(options))
+    except KueueError as error:
+        _complain(error, trace=options.debug)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(0)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kueue_server",
+        description="The server of kueue: owns the queue, gives jobs to workers. Runs until it is told to stop.",
+        epilog="Example: kueue_server --config ~/.config/kueue/config.toml",
+    )
+    parser.add_argument("-c", "--config", metavar="PATH", help="settings file (default: ~/.config/kueue/config.toml)")
+    parser.add_argument("-V", "--version", action="version", version=f"kueue_server {__version__}")
+    parser.add_argument(
+        "--recover", action="store_true", help="save what can be read of a damaged state into a new one, then exit"
+    )
+    parser.add_argument("--take-over", action="store_true", help="use a state directory that another host has used")
+    parser.add_argument("--debug", action="store_true", help="show a traceback with errors")
+    return parser
+
+
+def _complain(error: KueueError, *, trace: bool) -> None:
+    print(f"Error: {error}", file=sys.stderr)  # noqa: T201  there may be no log yet
+    if error.hint:
+        print(f"Hint: {error.hint}", file=sys.stderr)  # noqa: T201  as above
+    if trace or error.exit_code == EXIT_OWN_FAILURE:
+        sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _run(options: argparse.Namespace) -> int:
+    settings = _settings(options.config)
+    log.start(settings.common.log_level)
+    for warning in settings.warnings:
+        _log.warning("%s", warning)
+    where = places.find(settings.common.state_dir)
+    if where.remark:
+        _log.warning("%s", where.remark)
+    kept = where.keep()
+    try:
+        with places.lock_exclusive(where.server_lock, "A kueue server"):
+            if options.recover:
+                return recovery.recover(Path(where.server))
+            _allow_many_connections()
+            known = identity.identities(
+                settings.common.shared_secret, settings.common.shared_secret_previous, where.cache
+            )
+            store = SqliteStore(
+                recovery.state_file(Path(where.server)), is_network=where.is_network, take_over=options.take_over
+            )
+            try:
+                trio.run(Service(settings, where, store, known).run)
+            finally:
+                store.close()
+            return 0
+    finally:
+        os.close(kept)
+
+
+def _settings(path: str | None) -> Config:
+    """The settings; a new file is made only when a person is there to read that it was."""
+    loaded = config.load(path, SECTIONS)
+    if loaded.exists:
+        return loaded
+    if not (sys.stderr.isatty() or os.environ.get(UP_VARIABLE) == "1"):
+        raise ConfigError(
+            f"There is no settings file {loaded.path}.",
+            hint="Copy that of the lab, or start kueue_server once in a terminal to get a new one.",
+        )
+    remark = config.first_start(loaded.path)
+    if remark:
+        print(remark, file=sys.stderr)  # noqa: T201  for the person at the terminal, whatever the log level
+    return config.load(path, SECTIONS)
+
+
+def _allow_many_connections() -> None:
+    """Each connection is a descriptor, and the usual soft limit is 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:
+        _log.debug("the limit of open files stays as it is: %s", error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""What the server says while its disk takes nothing: leases go on, all else waits.
+
+Rules
+- While it is read-only the server stores nothing, so it offers nothing and gives nothing away: a lease that it grants
+  here is safe. When it is back all silence counts from that moment on, as after a start.
+- A worker that the record knows is welcomed provisionally, so that its heartbeats have a session and none of its
+  jobs is paused. All its other messages are dropped: when the disk is back every worker is asked for a new hello,
+  and that repeats whatever was not acknowledged.
+- A worker that would first have to be written down is told to come again.
+"""
+
+from __future__ import annotations
+
+from kueue import __version__
+from kueue.core.engine import Engine
+from kueue.core.settings import Settings
+from kueue.protocol.messages import (
+    PROTOCOL,
+    Failed,
+    Heartbeat,
+    HeartbeatAnswer,
+    Message,
+    Sorry,
+    WorkerHello,
+    WorkerWelcome,
+)
+
+NOTHING_ACCEPTED = "disk full: nothing was accepted"
+HINT = "Free space on the server's disk; it comes back by itself, and `kueue clean-jobs` works meanwhile."
+
+
+def refusal(seq: int) -> Failed:
+    """For a question that would change something."""
+    return Failed(seq=seq, error=NOTHING_ACCEPTED, hint=HINT)
+
+
+def answer(message: Message, engine: Engine, settings: Settings, queue_id: str) -> Message | None:
+    """What a worker hears to `message` at such a time; None: nothing."""
+    match message:
+        case Heartbeat(number=number):
+            return HeartbeatAnswer(number=number, lease_seconds=settings.lease_seconds)
+        case WorkerHello():
+            return _welcome(message, engine, settings, queue_id)
+        case _:
+            return None
+
+
+def _welcome(hello: WorkerHello, engine: Engine, settings: Settings, queue_id: str) -> WorkerWelcome | Sorry:
+    number = engine.state.node_by_identity.get(hello.identity)
+    known = None if number is None else engine.state.nodes[number].record
+    if known is None or known.machine_id != hello.machine_id:
+        return Sorry(reason="The server's disk is full; it takes no new workers until that has passed.", lasting=False)
+    return WorkerWelcome(
+        protocol=PROTOCOL,
+        version=__version__,
+        queue_id=queue_id,
+        worker=known.id,
+        worker_timeout_seconds=settings.worker_timeout_seconds,
+        lease_seconds=settings.lease_seconds,
+        cleanup_after_seconds=settings.job_cleanup_after_seconds,
+    )

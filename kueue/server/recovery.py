@@ -1,0 +1,45 @@
+"""`kueue_server --recover`: what can be read of a damaged state becomes the new one; the damaged one is kept too."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from kueue import log
+from kueue.errors import UserError
+from kueue.storage.salvage import salvage
+
+_COMPANIONS = ("", "-wal", "-shm")
+"""SQLite's own files of one database; they belong together."""
+
+_log = log.logger("server")
+
+
+def state_file(directory: Path) -> Path:
+    """The store of the server whose state lies in `directory`."""
+    return directory / "queue.sqlite"
+
+
+def recover(directory: Path) -> int:
+    """Exit code. The caller holds the server's lock. Raises `StorageError` when nothing can be saved."""
+    source = state_file(directory)
+    if not source.exists():
+        raise UserError(f"There is nothing to recover: {source} does not exist.")
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    draft = directory / f"recovered-{stamp}.sqlite"
+    saved = salvage(source, draft, wall=time.time())
+    aside = f"{source.name}.damaged-{stamp}"
+    for suffix in _COMPANIONS:
+        companion = source.with_name(source.name + suffix)
+        if companion.exists():
+            companion.rename(directory / (aside + suffix))
+    draft.rename(source)
+    for sentence in saved.lost:
+        _log.warning("lost: %s", sentence)
+    if saved.held:
+        _log.warning(
+            "%d jobs may have run and are held: look at them, then `kueue release` or `kueue remove-job`", saved.held
+        )
+    kept = ", ".join(f"{count} {table}" for table, count in saved.kept.items())
+    _log.info("recovered into %s: %s; the damaged state is %s", source, kept, directory / aside)
+    return 0

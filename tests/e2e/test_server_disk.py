@@ -1,0 +1,128 @@
+"""The server's disk: full, damaged, of another host."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import subprocess
+import time
+
+import pytest
+
+from kueue.protocol import messages as m
+from tests.support.server_program import ServerProgram, eventually, job_range
+
+FAT = "x" * 100_000
+
+
+@pytest.fixture
+def server(tmp_path):
+    program = ServerProgram(tmp_path)
+    yield program
+    program.close()
+
+
+def let_files_grow_to(pid: int, size: int) -> None:
+    _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, hard))
+
+
+def test_a_full_disk_refuses_work_keeps_leases_and_comes_back_by_itself(server):
+    server.start()
+    pid = server.process.pid
+    with server.client() as client, server.worker() as worker:
+        (job,) = client.submit("sleep", "1000")
+        offer = worker.hear_a(m.Offer)
+        worker.start(offer)
+        eventually(lambda: client.states() == {job: "running"})
+        largest = max(
+            file.stat().st_size
+            for file in (server.state / "server").glob("queue.sqlite*")
+            if "ballast" not in file.name
+        )
+        let_files_grow_to(pid, largest)
+        refused = eventually(
+            lambda: isinstance(answer := client.ask(m.Submit, ranges=(job_range(FAT),)), m.Failed) and answer
+        )
+        assert refused.error == "disk full: nothing was accepted"
+        for _ in range(5):
+            worker.beat()
+        assert client.ask(m.ServerInfo).read_only
+        kept = client.states()
+        assert kept[job] == "running"
+        # The probe goes on failing: it does not come back too early.
+        time.sleep(1.5)
+        assert client.ask(m.ServerInfo).read_only
+        let_files_grow_to(pid, resource.RLIM_INFINITY)
+        eventually(lambda: not client.ask(m.ServerInfo).read_only, "it takes writes again")
+        assert client.submit("next") == [max(kept) + 1]
+    server.kill()
+    server.start()
+    with server.client() as client:
+        assert set(client.states()) == {*kept, max(kept) + 1}
+
+
+def test_a_damaged_state_is_left_alone_and_recover_saves_what_can_be_read(server):
+    server.start()
+    with server.client() as client:
+        client.submit("a", count=30)
+        client.submit("b", count=30)
+    assert server.stop() == 0
+    file = server.state / "server" / "queue.sqlite"
+    spoiled = bytearray(file.read_bytes())
+    spoiled[0:16] = os.urandom(16)
+    file.write_bytes(spoiled)
+    refused = subprocess.run(
+        server.command(), env=server.environ(), capture_output=True, text=True, timeout=30, check=False
+    )
+    assert refused.returncode == 1
+    assert str(file) in refused.stderr
+    assert "--recover" in refused.stderr
+    assert file.read_bytes() == spoiled
+    done = subprocess.run(
+        server.command("--recover"), env=server.environ(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (aside,) = [one for one in file.parent.glob("*.damaged-*") if not one.name.endswith(("-wal", "-shm"))]
+    assert aside.read_bytes() == spoiled
+    server.start()
+    with server.client() as client:
+        assert len(client.states()) == 60
+        assert client.submit("c")[0] >= 60
+
+
+def test_recover_is_refused_while_a_server_runs(server):
+    server.start()
+    done = subprocess.run(
+        server.command("--recover"), env=server.environ(), capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 1
+    assert "running already" in done.stderr
+
+
+def test_kill_9_under_load_loses_nothing_that_was_acknowledged(server):
+    server.start()
+    acknowledged: list[int] = []
+    with server.client(local=True) as client:
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            acknowledged += client.submit("true")
+        # Five more are on their way when it dies.
+        for number in range(5):
+            client.say(m.Submit(seq=10_000 + number, request_id=f"{number:032}", ranges=(job_range("late"),)))
+        server.kill()
+        with contextlib.suppress(OSError):
+            while (message := client.hear()) is not None:
+                if isinstance(message, m.Submitted):
+                    acknowledged.append(message.ids[0][0])
+    server.start()
+    with server.client() as client:
+        kept = client.ask(m.ListJobs).jobs
+        assert set(acknowledged) <= {row.id for row in kept}
+        # What is repeated is there once, whether it had been stored or not.
+        for number in range(5):
+            client.ask(m.Submit, request_id=f"{number:032}", ranges=(job_range("late"),))
+        late = [row.id for row in client.ask(m.ListJobs).jobs if row.payload.argv == ("late",)]
+        assert len(late) == 5
+        assert {row.id for row in kept if row.payload.argv == ("late",)} <= set(late)
