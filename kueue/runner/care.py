@@ -1,0 +1,110 @@
+"""What the keeper knows of an attempt beside the policy's decisions: who it is, its process, its record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from kueue.runner.policy import Finish, Terms
+from kueue.runner.spool import Record
+
+MIRRORED = ("pid", "executed", "started_wall", "started_at", "note")
+
+
+@dataclass
+class Care:
+    """One attempt in the keeper's care."""
+
+    offer: int
+    job: int
+    queue_id: str
+    tag: int
+    memo: str = ""
+    pid: int | None = None
+    executed: bool = False
+    started_wall: float | None = None
+    started_at: float | None = None
+    note: str = ""
+    spawner: int | None = None
+    """Which spawner was asked to start it."""
+    line: bytes = b""
+    """The order, until a process is made from it."""
+    exit: Record | None = None
+    """How the main process ended, as in `children.Exit`."""
+    end: Record | None = None
+    """The exit record, once the attempt is over."""
+
+    @classmethod
+    def from_start(cls, offer: int, record: Record) -> Care:
+        """From ``start.json``."""
+        return cls(offer, record["job"], record["queue_id"], record["tag"], record.get("memo", ""))
+
+    def mirror(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in MIRRORED}
+
+    def adopt(self, values: dict[str, Any]) -> None:
+        for name in MIRRORED:
+            setattr(self, name, values.get(name, getattr(self, name)))
+
+    def describe(self, state: str) -> dict[str, Any]:
+        """The attempt as `AttemptState` on the wire."""
+        gone = state == "gone"
+        return {
+            "offer": self.offer,
+            "job": self.job,
+            "queue_id": self.queue_id,
+            "state": state,
+            "started_wall": self.started_wall if self.executed else None,
+            "pid": self.pid,
+            "end": None if gone else self.end,
+            "note": self.gone_reason() if gone else self.note,
+            "memo": self.memo,
+        }
+
+    def gone_reason(self) -> str:
+        return str(self.end["outcome"]["reason"]) if self.end else "its runner died"
+
+    def conclude(self, finish: Finish, now: float, wall: float) -> Record:
+        """The exit record: `EndRecord` without the excerpts of the output."""
+        ended = self.exit or {}
+        started = self.executed and finish.kind != "not_started"
+        notes = []
+        if finish.leftovers:
+            notes.append(f"{finish.leftovers} of its processes outlived the main one and were stopped")
+        if finish.paused_seconds >= 1:
+            notes.append(f"paused for {finish.paused_seconds:.0f} s while the lease had lapsed")
+        run_seconds = 0.0
+        if started and self.started_at is not None:
+            run_seconds = max(0.0, ended.get("at", now) - self.started_at)
+        return {
+            "outcome": _outcome(finish),
+            "started_wall": self.started_wall if started else None,
+            "ended_wall": ended.get("wall", wall),
+            "run_seconds": round(run_seconds, 6),
+            "cpu_seconds": ended.get("cpu_seconds", 0.0),
+            "max_rss_mb": ended.get("max_rss_mb", 0),
+            "leftovers_stopped": finish.leftovers,
+            "notes": notes,
+        }
+
+
+def _outcome(finish: Finish) -> dict[str, Any]:
+    match finish.kind:
+        case "exited":
+            return {"type": "exited", "code": finish.number}
+        case "signaled":
+            return {"type": "signaled", "signal": finish.number}
+        case "not_started":
+            return {"type": "not_started", "reason": finish.reason, "cause": finish.cause}
+        case "timed_out":
+            return {"type": "timed_out", "after_seconds": finish.after_seconds}
+        case "canceled":
+            return {"type": "canceled"}
+        case "gone":
+            return {"type": "lost", "reason": finish.reason}
+
+
+def terms_of(values: dict[str, Any]) -> Terms:
+    """The terms in an order or a ``start.json``; what is not known to this release is skipped."""
+    names = {item.name for item in fields(Terms)}
+    return Terms(**{name: value for name, value in values.items() if name in names})

@@ -1,0 +1,83 @@
+"""Linux calls that the standard library has no name for."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import struct
+import sys
+
+PR_SET_NAME = 15
+PR_SET_CHILD_SUBREAPER = 36
+JOBS_MORE_OOM = 300  # of 1000: under memory pressure the kernel takes a job before its guard, see proc(5) oom_score_adj
+
+_libc = ctypes.CDLL(None, use_errno=True)
+# struct flock with 64-bit offsets (fcntl(2)): type, whence, start, length, pid
+_FLOCK = "hhqqi4x" if sys.maxsize > 2**32 else "hhqqi"
+
+
+def be_subreaper() -> None:
+    """Orphans among our descendants become our children, not init's (prctl(2))."""
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def name_process(name: str) -> None:
+    """The name in ``ps``; at most 15 bytes."""
+    _libc.prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def lock_file(path: str) -> int | None:
+    """An exclusive lock that lasts until every process that inherits the descriptor is gone (an OFD lock, fcntl(2)).
+
+    Returns the descriptor; None: somebody holds it.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.fcntl(handle, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def is_locked(path: str) -> bool | None:
+    """Does anybody hold the lock of this file? Looks without taking it. None: there is no such file to look at."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        answer = fcntl.fcntl(handle, fcntl.F_OFD_GETLK, query)
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+    return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
+
+
+class OomScore:
+    """Puts a child, from its birth, higher on the list of whom the kernel kills when memory is out."""
+
+    def __init__(self) -> None:
+        self._own = b""
+        self._raised = b""
+        self._handle = -1
+        with contextlib.suppress(OSError, ValueError):
+            self._handle = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+            own = int(os.pread(self._handle, 32, 0))
+            self._own = str(own).encode()
+            self._raised = str(min(1000, own + JOBS_MORE_OOM)).encode()
+
+    def raise_it(self) -> None:
+        self._write(self._raised)
+
+    def put_back(self) -> None:
+        self._write(self._own)
+
+    def _write(self, value: bytes) -> None:
+        if value:
+            with contextlib.suppress(OSError):  # then jobs and guard are equal before the kernel, as without us
+                os.pwrite(self._handle, value, 0)

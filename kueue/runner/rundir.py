@@ -1,0 +1,111 @@
+"""Where a runner lives: its directory with lock, socket and what is known of it.
+
+S/runners/<id>/lock       held by keeper and spawner; free only when both are gone
+S/runners/<id>/socket     where workers attach
+S/runners/<id>/info.json  pids with their start times, version, protocol
+S/runners/<id>/log
+S/spool/<offer>/          the attempts of all runners of this worker
+"""
+# ruff: noqa: PTH101, PTH105, PTH106, PTH108, PTH123, PTH208 (pathlib would cost the runner memory)
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+from kueue.runner.kernel import is_locked
+from kueue.runner.tree import status
+
+
+@dataclass(frozen=True)
+class Rundir:
+    """The places of one runner."""
+
+    state: str
+    runner: str
+
+    @property
+    def path(self) -> str:
+        return f"{self.state}/runners/{self.runner}"
+
+    @property
+    def lock(self) -> str:
+        return f"{self.path}/lock"
+
+    @property
+    def log(self) -> str:
+        return f"{self.path}/log"
+
+    @property
+    def spool(self) -> str:
+        return f"{self.state}/spool"
+
+    def listen(self) -> socket.socket:
+        """A listening socket at the usual place; an older one there is replaced in one step.
+
+        The address goes through a descriptor of the directory: a Unix socket's path may have 107 bytes only (unix(7)).
+        """
+        folder = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{self.path}/socket.new")
+            listener.bind(f"/proc/self/fd/{folder}/socket.new")
+            os.chmod(f"{self.path}/socket.new", 0o600)
+            listener.listen(16)
+            os.replace(f"{self.path}/socket.new", f"{self.path}/socket")
+        finally:
+            os.close(folder)
+        return listener
+
+    def write_info(self, version: str, protocol: int, keeper: int, spawners: list[int]) -> None:
+        """For the worker, for people, and for the guard, who must not take a spawner for a job."""
+        info = {
+            "version": version,
+            "protocol": protocol,
+            "keeper": _with_start(keeper),
+            "spawners": [_with_start(pid) for pid in spawners],
+        }
+        with contextlib.suppress(OSError):  # full disk: the older one is nearly as good
+            with open(f"{self.path}/info.json.new", "w", encoding="ascii") as file:
+                json.dump(info, file)
+            os.replace(f"{self.path}/info.json.new", f"{self.path}/info.json")
+
+    def spared(self) -> set[int]:
+        """The spawners of this runner that live, by the last information written."""
+        try:
+            with open(f"{self.path}/info.json", "rb") as file:
+                info = json.load(file)
+        except (OSError, ValueError):
+            return set()
+        pids = set()
+        for pid, start in [info["keeper"], *info["spawners"]]:
+            now = status(pid)
+            if now is not None and now.start == start:
+                pids.add(pid)
+        return pids
+
+    def is_dead(self) -> bool:
+        return not is_locked(self.lock)
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(self.path):
+                os.unlink(f"{self.path}/{name}")
+            os.rmdir(self.path)
+
+
+def others(state: str, own: str) -> list[Rundir]:
+    """The directories of all other runners, dead or alive."""
+    with contextlib.suppress(FileNotFoundError):
+        return [Rundir(state, name) for name in os.listdir(f"{state}/runners") if name != own]
+    return []
+
+
+def _with_start(pid: int) -> tuple[int, int]:
+    now: Any = status(pid)
+    return (pid, now.start if now else 0)

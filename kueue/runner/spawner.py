@@ -1,0 +1,206 @@
+"""The spawner: makes the processes of the attempts, reaps them, and takes over when the keeper dies.
+
+It is a child of the keeper, tied to it by a socket. It never waits for a program or a file: each start happens in a
+child of its own (`program`), whose success it learns from a pipe that exec closes.
+
+    keeper → spawner   {"do": "start", offer, tag, not_after}, followed by the order's own line
+                       {"do": "mirror", rows, …}
+    spawner → keeper   {"is": "forked" | "late" | "executed" | "exited", offer, …}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import resource
+import selectors
+import signal
+import time
+from typing import Any, NoReturn
+
+from kueue.runner import program
+from kueue.runner.children import boottime, reap
+from kueue.runner.kernel import OomScore, be_subreaper, name_process
+from kueue.runner.log import Log
+from kueue.runner.spool import Spool
+from kueue.runner.tree import INFINITY, RLIMIT_LOCKS
+from kueue.runner.wire import Lines, line_of
+
+Message = dict[str, Any]
+
+
+class Spawner:
+    """One spawner process. `run` returns when the keeper is gone and everything it had sent is done."""
+
+    def __init__(self, keeper: Lines, spool: Spool, log: Log) -> None:
+        self.keeper = keeper
+        self.spool = spool
+        self.log = log
+        self.mains: dict[int, int] = {}
+        """Main process → offer."""
+        self.pids: dict[int, int] = {}
+        """Offer → main process, until it has ended."""
+        self.mirror: dict[str, Any] = {}
+        """What the keeper would have us know: `keeper.Keeper.adopt` reads it."""
+        self._pipes: dict[int, int] = {}
+        self._start: Message | None = None
+        self._oom = OomScore()
+        self._held_back: tuple[int, ...] = ()
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def run(self) -> None:
+        """Serve the keeper until it is gone."""
+        be_subreaper()
+        name_process("kueue-spawner")
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        self._held_back = program.held_back()
+        # For good: it costs less than around each fork, and none of them is meant for a spawner.
+        signal.pthread_sigmask(signal.SIG_BLOCK, set(self._held_back) - {signal.SIGCHLD})
+        gc.freeze()
+        gc.disable()  # a collection writes to every object: a child that meets one copies the whole memory
+        self._selector.register(self.keeper, selectors.EVENT_READ)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        while self.keeper.open:
+            self._turn()
+        gc.enable()
+        signal.set_wakeup_fd(-1)
+        for pipe in list(self._pipes):
+            self._read_pipe(pipe)
+        for handle in (self._wake_read, self._wake_write, *self._pipes):
+            os.close(handle)
+        self._selector.close()
+
+    @property
+    def is_retired(self) -> bool:
+        """The keeper gave its role to another spawner, because this one did not answer."""
+        return bool(self.mirror.get("retired"))
+
+    @property
+    def is_done(self) -> bool:
+        """The keeper ended by its own will, with nothing left to do."""
+        return bool(self.mirror.get("done"))
+
+    def finish_alone(self) -> None:
+        """Only write down how our children end: the keeper, whoever it is now, reads it."""
+        while True:
+            for ended in reap(self.mains, self.spool):
+                self.log(f"attempt {ended.offer} ended under a spawner without keeper")
+            try:
+                os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            except ChildProcessError:
+                return
+
+    def _turn(self) -> None:
+        ready = {key.fd for key, _ in self._selector.select()}
+        if self.keeper.fileno() in ready:
+            for line in self.keeper.receive():
+                self._hear(line)
+        for pipe in ready & self._pipes.keys():
+            self._read_pipe(pipe)
+        if self._wake_read in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_read, 4096)
+            self._reap()
+        self.keeper.flush()
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.keeper.waits_to_send else 0)
+        if self.keeper.open and self._selector.get_key(self.keeper).events != wanted:
+            self._selector.modify(self.keeper, wanted)
+
+    def _hear(self, line: bytes) -> None:
+        if self._start is not None:
+            start, self._start = self._start, None
+            self._fork(start, line)
+            return
+        message = json.loads(line)
+        if message["do"] == "start":
+            self._start = message
+        elif message["do"] == "mirror":
+            rows = self.mirror.setdefault("rows", {})
+            for offer, row in message.pop("rows").items():
+                if row is None:
+                    rows.pop(offer, None)
+                else:
+                    rows[offer] = row
+            self.mirror.update(message)
+
+    def _say(self, what: str, offer: int, **more: Any) -> None:
+        self.keeper.put(line_of({"is": what, "offer": offer, **more}))
+
+    def _fork(self, start: Message, line: bytes) -> None:
+        offer, tag = start["offer"], start["tag"]
+        if boottime() >= start["not_after"]:
+            self._say("late", offer, reason="the lease ended before the process was made")
+            return
+        hard = resource.getrlimit(RLIMIT_LOCKS)[1]
+        if hard != INFINITY and hard < tag:
+            self._say("late", offer, reason="the limit on file locks (ulimit -x) does not leave room for the tag")
+            return
+        try:
+            order = program.prepared(line)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            self._say("late", offer, reason=f"the order is not understood: {type(error).__name__}: {error}")
+            return
+        read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        at, wall = boottime(), time.time()
+        resource.setrlimit(RLIMIT_LOCKS, (tag, hard))
+        self._oom.raise_it()
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._become(order, offer, write_end)
+        except OSError as error:
+            self._say("late", offer, reason=f"no process could be made: {error.strerror}")
+            os.close(read_end)
+            return
+        finally:
+            self._oom.put_back()
+            resource.setrlimit(RLIMIT_LOCKS, (hard, hard))
+            os.close(write_end)
+        self.mains[pid] = offer
+        self.pids[offer] = pid
+        self._pipes[read_end] = offer
+        self._selector.register(read_end, selectors.EVENT_READ)
+        self._say("forked", offer, pid=pid, at=at, wall=wall)
+
+    def _become(self, order: Message, offer: int, pipe: int) -> NoReturn:
+        """In the child: never returns into the spawner's own work."""
+        try:
+            signal.set_wakeup_fd(-1)
+            os.closerange(3, pipe)
+            os.closerange(pipe + 1, pipe + 1024)
+            program.execute(order, self.spool.folder(offer), self._held_back)
+        except program.CannotStart as failure:
+            record = {"cause": failure.cause, "reason": failure.reason}
+        except BaseException as error:  # noqa: BLE001 - told to the person as the reason; the child must end here
+            record = {"cause": "other", "reason": f"{type(error).__name__}: {error}"}
+        try:
+            self.spool.write_not_started(offer, record)
+            os.write(pipe, b"!")
+        finally:
+            os._exit(program.NOT_EXECUTED)
+
+    def _read_pipe(self, pipe: int) -> None:
+        """The pipe of a child was closed: by exec, or after a byte that says that there was none."""
+        try:
+            data = os.read(pipe, 1)
+        except BlockingIOError:
+            return
+        offer = self._pipes.pop(pipe)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(pipe)
+        os.close(pipe)
+        if not data:
+            self._say("executed", offer, at=boottime(), wall=time.time())
+
+    def _reap(self) -> None:
+        for ended in reap(self.mains, self.spool):
+            if ended.offer is None:
+                continue
+            self.pids.pop(ended.offer, None)
+            for pipe in [pipe for pipe, offer in self._pipes.items() if offer == ended.offer]:
+                self._read_pipe(pipe)
+            self._say("exited", ended.offer, **ended.record)

@@ -1,0 +1,99 @@
+"""How a keeper comes by attempts that it did not start itself: from a keeper or from a whole runner that died."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from kueue.runner.care import Care, terms_of
+from kueue.runner.children import boottime
+from kueue.runner.rundir import others
+from kueue.runner.server_watch import ServerWatch
+from kueue.runner.spawner import Spawner
+from kueue.runner.spool import EXIT, MAIN, Record
+
+if TYPE_CHECKING:
+    from kueue.runner.keeper import Keeper
+
+
+def take_over(keeper: Keeper, spawner: Spawner) -> None:
+    """Go on for a keeper that died. We were its spawner: its mirror and our children are all there is."""
+    now = boottime()
+    mirror = spawner.mirror
+    keeper.policy.deadline = float(mirror.get("deadline") or 0.0)
+    keeper.policy.lapsed = bool(mirror.get("lapsed", True))
+    keeper.policy.pause_told = bool(mirror.get("pause_told", True))
+    path, seconds = mirror.get("server_lock") or ["", 0.0]
+    keeper.server_watch = ServerWatch(bytes.fromhex(path).decode("utf-8", "surrogateescape"), seconds)
+    keeper.server_watch.plan(keeper.policy, now)
+    keeper.reviver.adopt(mirror.get("reviver") or {}, now)
+    rows = mirror.get("rows") or {}
+    mine = [(offer, record) for offer, record in keeper.spool.starts() if record.get("runner") == keeper.rundir.runner]
+    for offer, record in mine:
+        _adopt(keeper, offer, record, rows.get(str(offer)), spawner)
+
+
+def _adopt(keeper: Keeper, offer: int, record: Record, row: dict[str, Any] | None, spawner: Spawner) -> None:
+    care = keeper.cares[offer] = Care.from_start(offer, record)
+    end = keeper.spool.read(offer, EXIT)
+    if end is not None:
+        care.end = end
+        care.executed = end["started_wall"] is not None
+        care.started_wall = end["started_wall"]
+        keeper.policy.over(offer, end["outcome"]["type"] == "lost")
+        return
+    if row is not None and row["policy"] is not None:
+        keeper.policy.adopt(row["policy"])
+        care.adopt(row["care"])
+    else:
+        keeper.policy.deadline, deadline = float("inf"), keeper.policy.deadline
+        keeper.policy.start(offer, terms_of(record), boottime())
+        keeper.policy.deadline = deadline
+    attempt = keeper.policy.attempts[offer]
+    if attempt.phase == "over":  # decided, and the record did not make it: decide again
+        keeper.policy.reopen(offer)
+    if attempt.phase == "queued":
+        keeper.do(keeper.policy.start_refused(offer, "its keeper died before it was started", boottime()))
+        return
+    if attempt.main_ended:
+        care.exit = keeper.spool.read(offer, MAIN)
+        return
+    if offer in spawner.pids:
+        pid = spawner.pids[offer]
+        if care.started_at is None:
+            keeper.forked(care, pid, boottime(), time.time())
+        care.pid = pid
+        keeper.mains[pid] = offer
+        if not care.executed:
+            care.executed = True
+            keeper.do(keeper.policy.started(offer, care.started_at or boottime()))
+        return
+    keeper.find_main(care)
+
+
+def inherit(keeper: Keeper) -> None:
+    """Take in what runners have left that are dead: kill it, prove it gone, report it."""
+    own = keeper.rundir.runner
+    dead = {place.runner: place for place in others(keeper.rundir.state, own)}
+    alive = {name for name, place in dead.items() if not place.is_dead()}
+    for offer, record in keeper.spool.starts():
+        if record.get("runner") in alive or offer in keeper.cares:
+            continue
+        keeper.log(f"attempt {offer} was left behind by runner {record.get('runner')}")
+        keeper.spool.claim(offer, record, own)
+        care = keeper.cares[offer] = Care.from_start(offer, record)
+        end = keeper.spool.read(offer, EXIT)
+        if end is not None:
+            care.end = end
+            care.executed = end["started_wall"] is not None
+            care.started_wall = end["started_wall"]
+            keeper.policy.over(offer, end["outcome"]["type"] == "lost")
+            continue
+        care.exit = keeper.spool.read(offer, MAIN)
+        care.executed = True
+        care.started_wall = record.get("started_wall") or record.get("ordered_wall")
+        known = (care.exit["code"], care.exit["signal"]) if care.exit else None
+        keeper.do(keeper.policy.inherit(offer, terms_of(record), known, boottime()))
+    for name, place in dead.items():
+        if name not in alive:
+            place.remove()

@@ -1,0 +1,260 @@
+"""The processes of an attempt: found by their tag, signalled so that no stranger is ever hit.
+
+The tag is the soft limit RLIMIT_LOCKS. Linux does not use it, children inherit it whatever they do to session, parent
+or environment, and ``/proc/PID/limits`` shows it to everybody. 31 bits name the queue and the worker, 32 the offer.
+
+Rules
+- A process is signalled through a pidfd, and only if it carries the tag *after* the pidfd was opened and has not ended
+  by then: a number that was given to somebody else in between cannot be hit.
+- What is dead and not yet reaped does not count as living.
+- One pass over ``/proc`` serves all attempts. The directory entry of a process has an inode number that the kernel
+  gives to no other: what was read of it once need not be read again.
+"""
+# ruff: noqa: PTH123, PTH208 (a pass over /proc must cost microseconds)
+
+from __future__ import annotations
+
+import binascii
+import errno
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+RLIMIT_LOCKS = 10  # asm-generic/resource.h; the module `resource` has no name for it
+INFINITY = -1
+MAX_PASSES = 50  # a fork bomb is caught in a handful; more means that we lose, and the caller looks again soon
+STOP_WAITS = 5
+STOP_WAIT_SECONDS = 0.0005  # a process stops when it is next scheduled; then the caller looks again later
+
+
+def tag_base(queue_id: str, identity: str) -> int:
+    """The upper half of the tags of all attempts a worker has from a queue: 31 bits, never 0, shifted left by 32."""
+    # A cryptographic digest would load a library larger than the whole runner, and keep nobody out.
+    checksum = binascii.crc32(f"{queue_id}\0{identity}".encode("utf-8", "surrogateescape"))
+    return (checksum >> 1 or 1) << 32
+
+
+def tag_of(queue_id: str, identity: str, offer: int) -> int:
+    return tag_base(queue_id, identity) | (offer & 0xFFFF_FFFF)
+
+
+@dataclass(frozen=True)
+class Status:
+    """A few fields of ``/proc/PID/stat`` (proc(5))."""
+
+    state: str
+    parent: int
+    session: int
+    threads: int
+    start: int
+    """Clock ticks after boot."""
+
+    @property
+    def lives(self) -> bool:
+        # The first thread of a process may have ended while others run on: it is shown as a zombie, with threads.
+        return self.state not in "ZX" or self.threads > 1
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.state in "Tt"
+
+
+@dataclass
+class Seen:
+    """What a pass found of one attempt."""
+
+    living: int = 0
+    running: int = 0
+    main_reached: bool = False
+    note: str = ""
+    pids: list[int] = field(default_factory=list)
+
+
+def status(pid: int) -> Status | None:
+    """None: there is no such process (any more)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            text = file.read(1024)
+    except OSError:
+        return None
+    # The name stands in parentheses and may hold spaces and parentheses itself.
+    fields = text[text.rfind(b")") + 2 :].split()
+    return Status(fields[0].decode("ascii"), int(fields[1]), int(fields[3]), int(fields[17]), int(fields[19]))
+
+
+def read_tag(pid: int) -> int | None:
+    """The tag of a process; None if it has none, is gone, or is not ours to see."""
+    try:
+        with open(f"/proc/{pid}/limits", "rb", buffering=0) as file:
+            text = file.read(4096)
+    except OSError:
+        return None
+    at = text.find(b"\nMax file locks ")
+    if at < 0:
+        return None
+    word = text[at + 16 : at + 80].split(None, 1)[0]
+    return None if word == b"unlimited" else int(word)
+
+
+def _may_run(pid: int, now: Status) -> bool:
+    """Could code of this process or thread still be executed, as things stand?"""
+    if now.is_stopped:
+        return False
+    if now.state == "D":
+        # In the kernel, waiting for a disk, a file server, or (vfork) for a child that may be stopped itself. It takes
+        # the signal before it gets back to its own code.
+        return not _stop_is_pending(pid)
+    if now.state in "ZX":  # the first thread has ended and cannot tell about the others
+        return any(_may_run(thread, seen) for thread, seen in _threads(pid) if seen.state not in "ZX")
+    return True
+
+
+def _threads(pid: int) -> list[tuple[int, Status]]:
+    try:
+        numbers = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return []
+    return [(number, now) for number in numbers if (now := status(number)) is not None]
+
+
+def _stop_is_pending(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
+            text = file.read(8192)
+    except OSError:
+        return False
+    at = text.find(b"\nShdPnd:")
+    return at >= 0 and bool(int(text[at + 8 :].split(None, 1)[0], 16) >> (signal.SIGSTOP - 1) & 1)
+
+
+def signal_process(pid: int, tag: int, number: int) -> str:
+    """Send a signal to the process that has this number *and* this tag. Returns what hindered it, or ``""``."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError as error:
+        return "" if error.errno == errno.ESRCH else f"process {pid}: {error.strerror}"
+    try:
+        if read_tag(pid) != tag or _has_ended(handle):
+            return ""
+        signal.pidfd_send_signal(handle, number)
+    except ProcessLookupError:
+        return ""
+    except OSError as error:
+        return f"process {pid} cannot be signalled: {error.strerror}"
+    finally:
+        os.close(handle)
+    return ""
+
+
+def _has_ended(handle: int) -> bool:
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+class Scanner:
+    """Finds tagged processes. Remembers what it has read of each process by the inode number of its directory.
+
+    `spared`: numbers of spawners. Each carries the tag of the child it makes for the moment of the fork, so that
+    the child has it from birth.
+    """
+
+    def __init__(self) -> None:
+        self.spared: set[int] = set()
+        self._known: dict[int, tuple[int, int | None]] = {}
+
+    def pass_over(self, wanted: Callable[[int], bool] = bool) -> dict[int, list[int]]:
+        """Tag → numbers of the processes that carry it (zombies too), for the tags that are `wanted`."""
+        found: dict[int, list[int]] = {}
+        fresh: dict[int, tuple[int, int | None]] = {}
+        known = self._known
+        with os.scandir("/proc") as entries:
+            for entry in entries:
+                name = entry.name
+                if not name.isdecimal():
+                    continue
+                pid = int(name)
+                if pid in self.spared:
+                    continue
+                inode = entry.inode()
+                before = known.get(pid)
+                tag = before[1] if before is not None and before[0] == inode else read_tag(pid)
+                fresh[pid] = (inode, tag)
+                if tag is not None and wanted(tag):
+                    found.setdefault(tag, []).append(pid)
+        self._known = fresh
+        return found
+
+    def look(self, tags: Iterable[int]) -> dict[int, Seen]:
+        """What is left of each of these trees. Nothing left is believed only after a second pass: a process could fork
+        and end during the first, and its child get a number that the pass had gone by.
+        """
+        asked = set(tags)
+        result = self._look(asked)
+        empty = {tag for tag, seen in result.items() if not seen.living}
+        if empty:
+            result.update(self._look(empty))
+        return result
+
+    def _look(self, asked: set[int]) -> dict[int, Seen]:
+        processes = self.pass_over(asked.__contains__)
+        result: dict[int, Seen] = {}
+        for tag in asked:
+            seen = result[tag] = Seen()
+            for pid in processes.get(tag, ()):
+                now = status(pid)
+                if now is not None and now.lives:
+                    seen.living += 1
+                    seen.running += _may_run(pid, now)
+                    seen.pids.append(pid)
+        return result
+
+    def signal_tree(self, tag: int, number: int, main: int | None = None) -> Seen:
+        """Send a signal to every living process of the tree. SIGKILL and SIGSTOP go in passes until no process shows up
+        that was not yet hit; what forks faster than that is left to the caller's next look.
+        """
+        hit: set[int] = set()
+        seen = Seen()
+        main_reached = False
+        notes: set[str] = set()
+        waits = 0
+        for _ in range(MAX_PASSES if number in (signal.SIGKILL, signal.SIGSTOP) else 1):
+            seen = self.look([tag])[tag]
+            if number == signal.SIGSTOP and seen.running == 0:
+                break
+            fresh = [pid for pid in seen.pids if pid not in hit]
+            if not fresh:
+                if number != signal.SIGSTOP or waits == STOP_WAITS:
+                    break
+                waits += 1
+                time.sleep(STOP_WAIT_SECONDS)
+            for pid in fresh:
+                note = signal_process(pid, tag, number)
+                if note:
+                    notes.add(note)
+                main_reached = main_reached or (pid == main and not note)
+            hit.update(fresh)
+        seen.main_reached = main_reached
+        seen.note = "; ".join(sorted(notes))
+        return seen
+
+    def continue_tree(self, tag: int) -> None:
+        """SIGCONT to children before their parents: a shell that wakes first would see its children still stopped."""
+        parents: dict[int, int] = {}
+        for pid in self.look([tag])[tag].pids:
+            now = status(pid)
+            if now is not None:
+                parents[pid] = now.parent
+
+        def depth(pid: int) -> int:
+            steps = 0
+            while pid in parents and steps < len(parents):
+                pid = parents[pid]
+                steps += 1
+            return steps
+
+        for pid in sorted(parents, key=depth, reverse=True):
+            signal_process(pid, tag, signal.SIGCONT)

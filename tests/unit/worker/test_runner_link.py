@@ -1,0 +1,320 @@
+"""The worker's side of its runners, against real runner processes that die and go mute."""
+
+import contextlib
+import json
+import os
+import signal
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from kueue.model import Canceled, Exited
+from kueue.runner.kernel import is_locked
+from kueue.runner.tree import Scanner, status, tag_of
+from kueue.worker.orders import (
+    Attached,
+    Changed,
+    Ended,
+    ForgetAttempts,
+    Gone,
+    PauseDone,
+    Refused,
+    SetLease,
+    StartAttempt,
+    Started,
+    StopOrder,
+    Withdrawn,
+    WithdrawOrder,
+)
+from kueue.worker.runner_link import RunnerSet
+
+pytestmark = pytest.mark.trio
+
+PATIENCE_SECONDS = 60  # for a loaded machine; a failure, never a measure
+QUEUE = "queue"
+WAIT = ("sh", "-c", "while [ ! -e go ]; do sleep 0.02; done; exit 7")
+
+
+def boottime():
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def runner_pids(state):
+    """Runner → living pids, the keeper first."""
+    found = {}
+    for path in (state / "runners").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            info = json.loads((path / "info.json").read_text())
+            pairs = [info["keeper"], *info["spawners"]]
+            found[path.name] = [
+                pid for pid, start in pairs if (now := status(pid)) and now.start == start and now.lives
+            ]
+    return found
+
+
+def kill_runner(state, name):
+    pids = runner_pids(state).get(name, [])
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+class Lab:
+    def __init__(self, path):
+        self.state = path / "state"
+        self.work = path / "work"
+        self.work.mkdir()
+        self.identity = str(path)
+        self.tags = set()
+
+    @asynccontextmanager
+    async def worker(self, *, lease=3600.0, orderly=True, linger_seconds=30.0, **more):
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with trio.open_nursery() as nursery:
+                link = RunnerSet(self.state, self.identity, linger_seconds=linger_seconds, **more)
+                await link.open(nursery)
+                if lease:
+                    await link.send(SetLease(deadline_boottime=boottime() + lease))
+                yield link
+                await link.close(orderly=orderly)
+                nursery.cancel_scope.cancel()
+
+    def order(self, offer, *argv, **more):
+        self.tags.add(tag_of(QUEUE, self.identity, offer))
+        fields = {"env": (("PATH", "/usr/local/bin:/usr/bin:/bin"),), "cwd": str(self.work), **more}
+        return StartAttempt(offer=offer, job=offer, queue_id=QUEUE, argv=argv, **fields)
+
+    def tree(self, offer):
+        tag = tag_of(QUEUE, self.identity, offer)
+        return Scanner().look([tag])[tag].pids
+
+    def close(self):
+        for name in list(runner_pids(self.state)):
+            while is_locked(str(self.state / "runners" / name / "lock")):
+                kill_runner(self.state, name)
+                time.sleep(0.01)
+        for tag in self.tags:
+            while Scanner().signal_tree(tag, signal.SIGKILL).living:
+                time.sleep(0.01)
+
+
+async def hear(link, kind, offer=None):
+    """The next event of this kind; those before it are dropped."""
+    async for event in link.events:
+        if isinstance(event, kind) and (offer is None or event.offer == offer):
+            return event
+    raise AssertionError("the events ended")
+
+
+async def wait_until(condition):
+    while not condition():  # noqa: ASYNC110 - it is another process that we wait for
+        await trio.sleep(0.01)
+
+
+@pytest.fixture
+def lab(tmp_path):
+    lab = Lab(tmp_path)
+    yield lab
+    lab.close()
+
+
+async def test_a_runner_is_started_when_there_is_something_to_run_and_leaves_when_there_is_not(lab):
+    async with lab.worker(linger_seconds=2.0) as link:
+        assert runner_pids(lab.state) == {}
+        await link.send(lab.order(1, "sh", "-c", "exit 3"))
+        await hear(link, Started, 1)
+        assert (await hear(link, Ended, 1)).end.outcome == Exited(3)
+        (state,) = link.attempts()
+        assert (state.state, state.end.outcome) == ("ended", Exited(3))
+        await link.send(ForgetAttempts(offers=(1,)))
+        assert link.attempts() == ()
+    with trio.fail_after(PATIENCE_SECONDS):
+        await wait_until(lambda: not list((lab.state / "runners").iterdir()))
+
+
+async def test_jobs_outlive_the_worker_and_the_next_one_finds_them(lab):
+    async with lab.worker() as link:
+        await link.send(lab.order(1, *WAIT, memo="four cores"))
+        started = await hear(link, Started, 1)
+    async with lab.worker() as link:
+        (state,) = link.attempts()
+        assert (state.state, state.memo, state.started_wall) == ("running", "four cores", started.started_wall)
+        (lab.work / "go").touch()
+        assert (await hear(link, Ended, 1)).end.outcome == Exited(7)
+
+
+async def test_an_end_that_nobody_heard_is_told_to_the_next_worker(lab):
+    async with lab.worker() as link:
+        await link.send(lab.order(1, *WAIT))
+        await hear(link, Started, 1)
+    (lab.work / "go").touch()
+    await wait_until((lab.state / "spool" / "1" / "exit.json").exists)
+    async with lab.worker() as link:
+        assert (await hear(link, Ended, 1)).end.outcome == Exited(7)
+
+
+async def test_the_lease_is_carried_and_an_attempt_paused_and_continued(lab):
+    async with lab.worker() as link:
+        await link.send(lab.order(1, "sleep", "7050"))
+        await hear(link, Started, 1)
+        await link.send(SetLease(deadline_boottime=boottime() + 0.1))
+        await hear(link, PauseDone)
+        assert link.attempts()[0].state == "paused"
+        await link.send(SetLease(deadline_boottime=boottime() + 3600))
+        assert (await hear(link, Changed, 1)).state == "running"
+        await link.send(StopOrder(offer=1))
+        assert (await hear(link, Ended, 1)).end.outcome == Canceled()
+
+
+async def test_without_a_lease_a_start_is_refused_and_forgotten(lab):
+    async with lab.worker(lease=None) as link:
+        await link.send(lab.order(1, "true"))
+        await hear(link, Refused, 1)
+        assert link.attempts() == ()
+
+
+async def test_an_offer_unknown_everywhere_can_be_withdrawn(lab):
+    async with lab.worker() as link:
+        await link.send(WithdrawOrder(offer=4))
+        await hear(link, Withdrawn, 4)
+        await link.send(lab.order(4, "true"))
+        await hear(link, Withdrawn, 4)
+        assert link.attempts() == ()
+
+
+async def test_the_death_of_a_keeper_loses_neither_attempts_nor_orders(lab):
+    async with lab.worker() as link:
+        await link.send(lab.order(1, *WAIT))
+        await link.send(lab.order(2, "sleep", "7051"))
+        for offer in (1, 2):
+            await hear(link, Started, offer)
+        ((keeper, *_),) = runner_pids(lab.state).values()
+        os.kill(keeper, signal.SIGKILL)
+        await link.send(StopOrder(offer=2))
+        assert (await hear(link, Ended, 2)).end.outcome == Canceled()
+        assert [state.state for state in link.attempts() if state.offer == 1] == ["running"]
+        (lab.work / "go").touch()
+        assert (await hear(link, Ended, 1)).end.outcome == Exited(7)
+
+
+async def test_attempts_of_a_runner_that_died_whole_are_killed_and_gone(lab):
+    async with lab.worker() as link:
+        await link.send(lab.order(1, "sh", "-c", "setsid sleep 7052 & sleep 7053"))
+        await hear(link, Started, 1)
+        (name,) = runner_pids(lab.state)
+        kill_runner(lab.state, name)
+        gone = await hear(link, Gone, 1)
+        assert (gone.job, gone.queue_id) == (1, QUEUE)
+        assert lab.tree(1) == []
+        assert [state.state for state in link.attempts()] == ["gone"]
+        await link.send(lab.order(2, "true"))
+        assert (await hear(link, Ended, 2)).end.outcome == Exited(0)
+        await link.send(ForgetAttempts(offers=(1, 2)))
+        await wait_until(lambda: not (lab.state / "spool" / "1").exists())
+
+
+async def test_a_worker_that_comes_after_the_death_of_its_runner_learns_the_same(lab):
+    async with lab.worker() as link:
+        await link.send(lab.order(1, "sleep", "7054"))
+        await hear(link, Started, 1)
+    (name,) = runner_pids(lab.state)
+    kill_runner(lab.state, name)
+    async with lab.worker() as link:
+        await hear(link, Gone, 1)
+        assert lab.tree(1) == []
+
+
+async def test_attempts_of_a_mute_runner_are_unknown_until_it_answers(lab):
+    async with lab.worker(answer_seconds=0.5) as link:
+        await link.send(lab.order(1, "sleep", "7055"))
+        await hear(link, Started, 1)
+        (pids,) = runner_pids(lab.state).values()
+        os.kill(pids[0], signal.SIGSTOP)
+        await wait_until(lambda: link.attempts()[0].state == "unknown")
+        # Others do not wait for it.
+        await link.send(lab.order(2, "true"))
+        await link.send(SetLease(deadline_boottime=boottime() + 3600))
+        assert (await hear(link, Ended, 2)).end.outcome == Exited(0)
+        os.kill(pids[0], signal.SIGCONT)
+        await wait_until(lambda: link.attempts()[0].state == "running")
+
+
+async def test_a_new_worker_knows_the_attempts_of_a_runner_that_is_mute(lab):
+    async with lab.worker() as link:
+        await link.send(lab.order(1, "sleep", "7056"))
+        await hear(link, Started, 1)
+    (pids,) = runner_pids(lab.state).values()
+    os.kill(pids[0], signal.SIGSTOP)
+    async with lab.worker(answer_seconds=0.5) as link:
+        assert [(state.offer, state.state) for state in link.attempts()] == [(1, "unknown")]
+        os.kill(pids[0], signal.SIGCONT)
+        await wait_until(lambda: link.attempts()[0].state == "running")
+
+
+async def test_the_guard_stops_what_a_mute_runner_should_have_paused(lab):
+    async with lab.worker() as link:
+        await link.send(lab.order(1, "sleep", "7057"))
+        await hear(link, Started, 1)
+        (pids,) = runner_pids(lab.state).values()
+        os.kill(pids[0], signal.SIGSTOP)
+        assert await link.guard()
+        assert [status(pid).state for pid in lab.tree(1)] == ["T"]
+        os.kill(pids[0], signal.SIGCONT)
+
+
+async def test_a_runner_of_an_older_release_is_served_and_gets_nothing_new(lab, monkeypatch):
+    from kueue.worker import runner_link
+
+    archive = runner_link.runner_archive
+    monkeypatch.setattr(runner_link, "__version__", "0.0.9")
+    async with lab.worker() as link:
+        await link.send(lab.order(1, *WAIT))
+        await hear(link, Started, 1)
+    monkeypatch.undo()
+    assert runner_link.runner_archive is archive
+    async with lab.worker() as link:
+        assert link.attempts()[0].state == "running"
+        await link.send(lab.order(2, "true"))
+        await hear(link, Ended, 2)
+        assert len(runner_pids(lab.state)) == 2
+        (lab.work / "go").touch()
+        assert (await hear(link, Ended, 1)).end.outcome == Exited(7)
+
+
+async def test_a_state_directory_with_a_very_long_path_works(lab):
+    lab.state = lab.work / ("d" * 120) / "state"
+    lab.state.parent.mkdir()
+    async with lab.worker() as link:
+        await link.send(lab.order(1, "true"))
+        assert (await hear(link, Ended, 1)).end.outcome == Exited(0)
+
+
+async def test_a_worker_killed_hard_is_brought_back_with_its_command(lab):
+    command = ["/bin/sh", "-c", f"echo came >> {lab.work}/came"]
+    async with lab.worker(orderly=False, restart_command=command, restart_env={"PATH": "/bin"}) as link:
+        # As if this process were another one, and gone.
+        link._attach = type(link._attach)(
+            restart_command=link._attach.restart_command, restart_env=link._attach.restart_env
+        )
+        await link.send(lab.order(1, "sleep", "7058"))
+        await hear(link, Attached)
+        await hear(link, Started, 1)
+    with trio.fail_after(PATIENCE_SECONDS):
+        await wait_until((lab.work / "came").exists)
+
+
+async def test_the_runner_does_not_inherit_what_systemd_meant_for_the_worker(lab, monkeypatch):
+    for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "LISTEN_FDS", "INVOCATION_ID", "JOURNAL_STREAM"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("STAYS", "1")
+    async with lab.worker() as link:
+        await link.send(lab.order(1, "true"))
+        await hear(link, Ended, 1)
+        ((keeper, *_),) = runner_pids(lab.state).values()
+        names = {line.split("=")[0] for line in (await trio.Path(f"/proc/{keeper}/environ").read_text()).split("\0")}
+        assert "STAYS" in names
+        assert not names & {"NOTIFY_SOCKET", "WATCHDOG_USEC", "LISTEN_FDS", "INVOCATION_ID", "JOURNAL_STREAM"}
+        assert os.readlink(f"/proc/{keeper}/cwd") == "/"
