@@ -1,0 +1,1 @@
+"""The `kueue` command: one module for each group of verbs."""

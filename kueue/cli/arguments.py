@@ -1,0 +1,440 @@
+"""The grammar of the command line: every verb, its options and its help.
+
+Rules
+- Nothing here touches the world, and only `argparse` is imported: completion needs this module at every TAB.
+- A verb names the function that carries it out as ``module:function``; the module is loaded when the verb is used.
+- The first word that is no option of ``cmd`` starts the command; all that follows belongs to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from kueue import __version__
+from kueue.errors import UsageError, UserError
+from kueue.units import merge_id_ranges, parse_duration, parse_id_ranges
+
+TYPE_CHECKING = False  # importing it from typing would take 3 ms at every start
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import NoReturn
+
+PATIENCE_SECONDS = 30.0
+
+# argparse asks gettext for translations of its few texts, which imports locale and looks through the file system.
+argparse._ = lambda text: text  # type: ignore[attr-defined]
+
+
+class Verb:
+    """One verb of the command.
+
+    `summary`: one line in the imperative. `handler`: ``module:function`` below `kueue.cli`. `fill` adds its arguments.
+    """
+
+    __slots__ = ("detail", "example", "fill", "handler", "name", "summary")
+
+    def __init__(
+        self,
+        name: str,
+        summary: str,
+        handler: str,
+        example: str,
+        fill: Callable[[argparse.ArgumentParser], None],
+        detail: str = "",
+    ) -> None:
+        self.name = name
+        self.summary = summary
+        self.handler = handler
+        self.example = example
+        self.fill = fill
+        self.detail = detail
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises `UsageError` where argparse would leave the program."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(
+            f"{self.prog}: {message}", hint=f"{self.format_usage().strip()}\n`{self.prog} --help` explains."
+        )
+
+
+class _Layout(argparse.RawDescriptionHelpFormatter):
+    """Help as wide as the terminal."""
+
+    width: int | None = None
+
+    def __init__(self, prog: str) -> None:
+        # argparse makes a formatter for every argument; it would import shutil and ask the terminal each time.
+        if _Layout.width is None:
+            _Layout.width = _terminal_width() - 2
+        super().__init__(prog, max_help_position=30, width=_Layout.width)
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """What the command line says; ``verb`` is None when none was given.
+
+    Raises `UsageError`, and `SystemExit` after ``--help`` and ``--version``.
+    """
+    position = _verb_position(words)
+    name = words[position] if position is not None else None
+    if position is None or name not in VERBS:
+        return parser().parse_args(words)
+    top, chosen_parser = _parser_of(name)
+    end = len(words)
+    if name == "cmd":
+        # Options and command are told apart here: argparse would look for its own options in the command as well.
+        end = position + 1 + split_command(chosen_parser, words[position + 1 :])
+    chosen, unknown = top.parse_known_args(words[:end])
+    if unknown:
+        chosen_parser.error(f"unknown: {' '.join(unknown)}")
+    chosen.command = list(words[end + 1 :] if words[end : end + 1] == ["--"] else words[end:])
+    return chosen
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all verbs."""
+    top = _top_parser()
+    _add_verbs(top, VERBS.values())
+    return top
+
+
+def _parser_of(name: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """The parser of one verb alone, which is built much faster, and in it the part that is the verb's own."""
+    top = _top_parser()
+    return top, _add_verbs(top, (VERBS[name],))
+
+
+def _top_parser() -> argparse.ArgumentParser:
+    top = Parser(
+        prog="kueue",
+        description="Run commands on the free machines of a laboratory.",
+        epilog="Begin with `kueue up` on one machine, then: kueue cmd ./my_script.py",
+        formatter_class=_Layout,
+        allow_abbrev=False,
+    )
+    top.add_argument("-c", "--config", metavar="PATH", help="configuration file to use")
+    top.add_argument("-V", "--version", action="version", version=f"kueue {__version__}")
+    top.add_argument("--debug", action="store_true", help="show where an error comes from")
+    top.add_argument(
+        "--patience",
+        type=_duration,
+        default=PATIENCE_SECONDS,
+        metavar="DURATION",
+        help="how long to wait for a server that is away (default 30 s; wait-job and follow wait for ever)",
+    )
+    return top
+
+
+def _add_verbs(top: argparse.ArgumentParser, verbs: Iterable[Verb]) -> argparse.ArgumentParser:
+    """Returns the parser of the last verb."""
+    group = top.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser, title="verbs", prog="kueue")
+    one = top
+    for verb in verbs:
+        one = group.add_parser(
+            verb.name,
+            help=verb.summary,
+            description=f"{verb.summary}.{' ' if verb.detail else ''}{verb.detail}",
+            epilog=f"example:\n  {verb.example}",
+            formatter_class=_Layout,
+            allow_abbrev=False,
+        )
+        one.set_defaults(handler=verb.handler)
+        verb.fill(one)
+    return one
+
+
+def split_command(cmd: argparse.ArgumentParser, words: Sequence[str]) -> int:
+    """How many of the words after ``cmd`` are its options and their values."""
+    takes_value = {
+        option: action.nargs != 0
+        for action in cmd._actions  # noqa: SLF001 - argparse has no other way to ask
+        for option in action.option_strings
+    }
+    index = 0
+    while index < len(words):
+        word = words[index]
+        if word == "--" or not word.startswith("-") or word == "-":
+            break
+        index += 1
+        if word.startswith("--"):
+            if "=" not in word and takes_value.get(word):
+                index += 1
+            continue
+        for place, letter in enumerate(word[1:], 1):
+            if takes_value.get(f"-{letter}"):
+                index += place == len(word) - 1  # otherwise the rest of the word is the value
+                break
+    return min(index, len(words))
+
+
+def _terminal_width() -> int:
+    try:
+        return max(40, os.get_terminal_size(1).columns)
+    except OSError:
+        return 100
+
+
+def _verb_position(words: Sequence[str]) -> int | None:
+    """Where the verb stands: behind the global options."""
+    index = 0
+    while index < len(words):
+        word = words[index]
+        if not word.startswith("-") or word == "-":
+            return index
+        index += 2 if word in {"-c", "--config", "--patience"} else 1
+    return None
+
+
+def _ids(text: str) -> list[tuple[int, int]]:
+    try:
+        return parse_id_ranges(text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _duration(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        # ASCII digits alone: int() also takes blanks, signs and underscores.
+        if not (text.isascii() and text.isdigit()) or len(text) > 18 or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"'{text}' is no whole number from {least} to {most}")
+        return int(text)
+
+    return number
+
+
+class _Ranges(argparse.Action):
+    """Collects id ranges into one sorted list without overlaps."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002 - the signature is argparse's
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,  # noqa: ARG002 - as above
+    ) -> None:
+        groups: list[list[tuple[int, int]]] = values if isinstance(values, list) else []
+        setattr(namespace, self.dest, merge_id_ranges(one for group in groups for one in group))
+
+
+def _add_ids(one: argparse.ArgumentParser, what: str = "job", *, optional: bool = False) -> None:
+    one.add_argument(
+        "ids",
+        metavar="ID",
+        nargs="*" if optional else "+",
+        type=_ids,
+        action=_Ranges,
+        default=[],
+        help=f"{what} ids and ranges, like 3 7-9 or 3,7-9",
+    )
+
+
+def _add_json(one: argparse.ArgumentParser, *, quiet: str = "") -> None:
+    one.add_argument("--json", action="store_true", help="print JSON for programs")
+    if quiet:
+        one.add_argument("-q", "--quiet", action="store_true", help=quiet)
+
+
+def _fill_cmd(one: argparse.ArgumentParser) -> None:
+    add = one.add_argument
+    add("-j", "--job-slots", type=_whole(1), default=1, metavar="N", help="job slots to take (default 1)")
+    add("-c", "--cpus", type=_whole(0), metavar="N", help="cores to take (default: job_default_cpus)")
+    add("-r", "--ram-mb", type=_whole(0), metavar="N", help="memory to take in MB (default: job_default_ram_mb)")
+    add("--resource", action="append", default=[], metavar="NAME[=N]", help="lab-wide resource to take; repeatable")
+    add("--gpus", type=_whole(0), default=0, metavar="N", help="GPUs of the worker to take")
+    add("-o", "--stdout", metavar="PATH", help="write stdout to this file; null: throw it away")
+    add("-e", "--stderr", metavar="PATH", help="write stderr to this file; null: throw it away")
+    add("-w", "--wait", action="store_true", help="wait for the end, print the return code, exit with it")
+    add("--name", metavar="TEXT", help="a name to find the job by in listings")
+    add("--env", action="append", default=[], metavar="NAME[=VALUE]", help="variable for the job; NAME copies ours")
+    add("--timeout", type=_duration, metavar="DURATION", help="stop the job after this running time, like 90m or 2d")
+    add("--hold", action="store_true", help="do not start before `kueue release`")
+    add("--max-attempts", type=_whole(1), default=3, metavar="N", help="give up when so many were lost (default 3)")
+    add(
+        "--on-lost",
+        choices=("rerun", "wait", "fail"),
+        help="when the worker is silent: run elsewhere, wait for it, or give up (default: the setting on_lost)",
+    )
+    add("--keep-background", action="store_true", help="leave processes alone that outlive the command")
+    add(
+        "--each-line",
+        metavar="FILE",
+        help="one job for each line that is not empty, `-`: of stdin; {} in the command is the line, "
+        "and without a command the line is run by sh -c",
+    )
+    add("--refuse-impossible", action="store_true", help="refuse the job if no worker known now could run it")
+    add("-q", "--quiet", action="store_true", help="no remarks")
+    one.usage = "kueue cmd [options] [--] COMMAND [ARG ...]"
+
+
+def _fill_list_jobs(one: argparse.ArgumentParser) -> None:
+    one.add_argument("-n", "--num-jobs", type=_whole(0), metavar="N", help="show the N most recent (default: one page)")
+    for letter, state in zip(
+        "porsfc", ("pending", "offered", "running", "succeeded", "failed", "canceled"), strict=True
+    ):
+        one.add_argument(
+            f"-{letter}", f"--{state}", action="append_const", dest="states", const=state, help=f"show {state} jobs"
+        )
+    one.add_argument("--held", action="append_const", dest="states", const="held", help="show held jobs")
+    _add_ids(one, optional=True)
+    _add_json(one, quiet="print ids only")
+
+
+def _fill_ids(one: argparse.ArgumentParser) -> None:
+    _add_ids(one)
+
+
+def _fill_show_job(one: argparse.ArgumentParser) -> None:
+    _add_ids(one)
+    _add_json(one)
+
+
+def _fill_wait_job(one: argparse.ArgumentParser) -> None:
+    _add_ids(one)
+    one.add_argument("-q", "--quiet", action="store_true", help="no remarks and no progress")
+
+
+def _fill_remove_job(one: argparse.ArgumentParser) -> None:
+    one.add_argument("-k", "--kill", action="store_true", help="also stop jobs that run")
+    one.add_argument("--force", action="store_true", help="end the record at once, whatever the worker says")
+    _add_ids(one)
+
+
+def _fill_clean_jobs(one: argparse.ArgumentParser) -> None:
+    one.add_argument("-a", "--all", action="store_true", help="failed jobs too")
+
+
+def _fill_list_workers(one: argparse.ArgumentParser) -> None:
+    _add_json(one, quiet="print ids only")
+
+
+def _fill_show_worker(one: argparse.ArgumentParser) -> None:
+    _add_ids(one, "worker")
+    _add_json(one)
+
+
+def _fill_list_resources(one: argparse.ArgumentParser) -> None:
+    _add_json(one, quiet="print names only")
+
+
+def _fill_follow(one: argparse.ArgumentParser) -> None:
+    one.add_argument("id", metavar="ID", type=_whole(0, 2**63 - 1), help="job id")
+
+
+def _fill_log(one: argparse.ArgumentParser) -> None:
+    one.add_argument("--stderr", action="store_true", help="stderr instead of stdout")
+    one.add_argument("--raw", action="store_true", help="every byte as the job wrote it, also to a terminal")
+    _add_ids(one)
+
+
+def _fill_explain(one: argparse.ArgumentParser) -> None:
+    _add_ids(one)
+    _add_json(one)
+
+
+def _fill_node(one: argparse.ArgumentParser) -> None:
+    one.add_argument("state", choices=("offline", "online", "dead"), help="what the worker is from now on")
+    one.add_argument("names", nargs="+", metavar="NAME", help="names or ids of workers")
+
+
+def _fill_version(one: argparse.ArgumentParser) -> None:
+    _add_json(one)
+
+
+def _fill_nothing(_: argparse.ArgumentParser) -> None:
+    """For a verb that takes no arguments."""
+
+
+VERBS: dict[str, Verb] = {
+    verb.name: verb
+    for verb in (
+        Verb(
+            "cmd",
+            "Run a command on a free machine",
+            "submit:cmd",
+            "kueue cmd -c 4 --resource genus ./my_script.py --its-own-option",
+            _fill_cmd,
+            "Prints the id of the job.\nOptions stand before the command; all behind its first word belongs to it.",
+        ),
+        Verb("list-jobs", "List jobs", "jobs:list_jobs", "kueue list-jobs --running --failed", _fill_list_jobs),
+        Verb("show-job", "Show a job and its output", "jobs:show_job", "kueue show-job 7", _fill_show_job),
+        Verb(
+            "wait-job",
+            "Wait for the end of jobs",
+            "jobs:wait_job",
+            "kueue wait-job 7 10-19 && echo all succeeded",
+            _fill_wait_job,
+            "Exits with the code of the job, with the highest if there are several.",
+        ),
+        Verb(
+            "remove-job",
+            "Cancel jobs",
+            "jobs:remove_job",
+            "kueue remove-job --kill 7",
+            _fill_remove_job,
+            "Jobs that run already are left alone unless --kill is given.",
+        ),
+        Verb(
+            "clean-jobs",
+            "Forget succeeded and canceled jobs",
+            "jobs:clean_jobs",
+            "kueue clean-jobs --all",
+            _fill_clean_jobs,
+        ),
+        Verb("list-workers", "List workers", "cluster:list_workers", "kueue list-workers", _fill_list_workers),
+        Verb("show-worker", "Show a worker", "cluster:show_worker", "kueue show-worker 0", _fill_show_worker),
+        Verb(
+            "list-resources",
+            "List lab-wide resources",
+            "cluster:list_resources",
+            "kueue list-resources",
+            _fill_list_resources,
+        ),
+        Verb(
+            "follow",
+            "Print the output of a job while it runs",
+            "output:follow",
+            "kueue follow 7",
+            _fill_follow,
+            "Ends with the job and exits with its code.",
+        ),
+        Verb(
+            "log",
+            "Print the output of jobs",
+            "output:log",
+            "kueue log --stderr 7",
+            _fill_log,
+            "All of it when its worker is there,\nelse what the server keeps; a remark on stderr says which.",
+        ),
+        Verb("explain", "Say why a job waits", "jobs:explain", "kueue explain 7", _fill_explain),
+        Verb("hold", "Keep waiting jobs from starting", "jobs:hold", "kueue hold 7-9", _fill_ids),
+        Verb("release", "Let held jobs start", "jobs:release", "kueue release 7-9", _fill_ids),
+        Verb(
+            "node",
+            "Take a worker out, back in, or declare it dead",
+            "cluster:node",
+            "kueue node offline ralab04",
+            _fill_node,
+            "An offline worker finishes its jobs and gets no new ones. `dead` is your word\n"
+            "that nothing runs on that machine any more: its jobs run again elsewhere.",
+        ),
+        Verb("up", "Start a server and a worker on this machine", "local:up", "kueue up", _fill_nothing),
+        Verb(
+            "down",
+            "Stop the server and the worker of this machine",
+            "local:down",
+            "kueue down",
+            _fill_nothing,
+            "Running jobs go on.",
+        ),
+        Verb("version", "Print the versions of command and server", "cluster:version", "kueue version", _fill_version),
+    )
+}

@@ -1,0 +1,197 @@
+"""``up`` and ``down``: a server and a worker on this machine, in the background, without root or a service manager."""
+# pathlib is left out for the command's start-up time (5 ms):
+# ruff: noqa: PTH120, PTH123
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import kueue
+from kueue import places
+from kueue.cli.session import Session
+from kueue.client import is_this_host
+from kueue.config import Config, load
+from kueue.errors import EXIT_REFUSED, KueueError, Unreachable
+
+_READY_SECONDS = 30.0
+# The first start derives the key of the secret and makes a new store: about a second, on a slow disk several.
+_STOP_SECONDS = 30.0
+_LOOK_SECONDS = 0.05
+_LOG_TAIL_BYTES = 2000
+
+
+class Daemon(NamedTuple):
+    """A program that runs once for each directory of state."""
+
+    what: str
+    module: str
+    lock: str
+    log: str
+
+    def pid(self) -> int | None:
+        """The pid of the one that runs now; a lock decides, not a number in a file."""
+        return places.holder(self.lock)
+
+
+def up(session: Session) -> int:
+    """Starts what does not run yet and returns when it serves."""
+    config = _settings(session)
+    server, worker = _server(config), _worker(config)
+    screen = session.screen
+    name = config.common.server_name
+    if is_this_host(name):
+        _start(session, server, config, lambda: _is_serving(session))
+    else:
+        screen.remark(f"The server of this lab is {name}, not this machine: only a worker is started here.")
+    worker_name = _worker_name(config)
+    _start(session, worker, config, lambda: _is_listed(session, worker_name))
+    screen.print("Ready: kueue cmd ./my_script.py")
+    return 0
+
+
+def down(session: Session) -> int:
+    """Stops worker and server; their jobs go on under their runner."""
+    config = _settings(session)
+    stopped = [_stop(session, daemon) for daemon in (_worker(config), _server(config))]
+    if any(stopped):
+        session.screen.print("Running jobs go on; `kueue up` takes them up again.")
+    else:
+        session.screen.print("Neither a server nor a worker of this configuration runs on this machine.")
+    return 0
+
+
+def _settings(session: Session) -> Config:
+    """All sections that the programs to be started or stopped use, so that mistakes are told here and not in a log."""
+    path = session.config.path  # this writes the template when there is none
+    return load(path, ("server_settings", "worker_settings", "client_settings"))
+
+
+def _server(config: Config) -> Daemon:
+    state = places.find(config.common.state_dir)
+    return Daemon("server", "kueue.server.main", state.server_lock, f"{state.server}/server.log")
+
+
+def _worker(config: Config) -> Daemon:
+    directory = places.find(config.common.state_dir).worker(_worker_name(config))
+    return Daemon("worker", "kueue.worker.main", f"{directory}/lock", f"{directory}/worker.log")
+
+
+def _worker_name(config: Config) -> str:
+    return config.worker.worker_name or socket.gethostname().partition(".")[0]
+
+
+def _start(session: Session, daemon: Daemon, config: Config, is_ready: Callable[[], bool]) -> None:
+    """Starts the program if it does not run and waits until it is ready. Raises `KueueError` when it is not."""
+    screen = session.screen
+    pid = daemon.pid()
+    if pid is not None or places.is_locked(daemon.lock):
+        screen.print(f"The {daemon.what} runs already{f' (pid {pid})' if pid else ''}.")
+        return
+    begin = os.path.getsize(daemon.log) if os.path.exists(daemon.log) else 0  # noqa: PTH110, PTH202 - see above
+    descriptor = os.open(daemon.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", daemon.module, "--config", config.path],
+            stdin=subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=descriptor,
+            cwd=_import_root(),
+            start_new_session=True,
+        )
+    finally:
+        os.close(descriptor)
+    deadline = time.monotonic() + _READY_SECONDS
+    while time.monotonic() < deadline:
+        screen.status(f"starting the {daemon.what} ...")
+        if process.poll() is not None:
+            raise KueueError(
+                f"The {daemon.what} ended at once: {_last_words(daemon.log, begin)}", hint=f"All it said: {daemon.log}"
+            )
+        if is_ready():
+            # It goes on without us; Popen would warn about a child that nobody waits for.
+            process.returncode = 0
+            screen.clear_status()
+            screen.print(f"Started the {daemon.what} (pid {process.pid}, log {daemon.log}).")
+            return
+        time.sleep(_LOOK_SECONDS)
+    process.returncode = 0
+    raise KueueError(
+        f"The {daemon.what} (pid {process.pid}) is not ready after {_READY_SECONDS:g} s: "
+        f"{_last_words(daemon.log, begin)}",
+        hint=f"All it said: {daemon.log}",
+    )
+
+
+def _stop(session: Session, daemon: Daemon) -> bool:
+    """Ends the program in order. False if it did not run. Raises `KueueError` when it does not end."""
+    screen = session.screen
+    pid = daemon.pid()
+    if pid is None:
+        if places.is_locked(daemon.lock):
+            raise KueueError(f"A {daemon.what} runs, but its pid is not known: somebody holds {daemon.lock}.")
+        return False
+    try:
+        # The descriptor means this process alone, also if the number is given to another one meanwhile.
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if daemon.pid() != pid:
+            return False
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+    except ProcessLookupError:
+        return True
+    finally:
+        os.close(process)
+    deadline = time.monotonic() + _STOP_SECONDS
+    while places.is_locked(daemon.lock):
+        if time.monotonic() > deadline:
+            raise KueueError(
+                f"The {daemon.what} (pid {pid}) has not ended within {_STOP_SECONDS:g} s.",
+                hint=f"What it says: {daemon.log}",
+                exit_code=EXIT_REFUSED,
+            )
+        screen.status(f"stopping the {daemon.what} ...")
+        time.sleep(_LOOK_SECONDS)
+    screen.clear_status()
+    screen.print(f"Stopped the {daemon.what} (pid {pid}).")
+    return True
+
+
+def _is_serving(session: Session) -> bool:
+    client = session.client
+    client.patience_seconds = 0.0
+    try:
+        client.ask("ServerInfo")
+    except Unreachable:
+        return False
+    return True
+
+
+def _is_listed(session: Session, name: str) -> bool:
+    client = session.client
+    # A server elsewhere may be away for a moment; one that was just started answers.
+    client.patience_seconds = session.arguments.patience
+    workers = client.ask("ListWorkers")["workers"]
+    return any(one["name"] == name and one.get("state") not in {"away", "silent"} for one in workers)
+
+
+def _import_root() -> str:
+    """A directory to start a program from so that it finds this very package: / if it is installed."""
+    root = os.path.dirname(os.path.dirname(kueue.__file__))
+    # -m puts the directory before the standard library, which must not be shadowed by what else is installed.
+    return "/" if root.endswith(("site-packages", "dist-packages")) else root
+
+
+def _last_words(log: str, begin: int) -> str:
+    with open(log, "rb") as file:
+        file.seek(begin)
+        said = file.read()[-_LOG_TAIL_BYTES:].decode("utf-8", "replace").strip().splitlines()
+    return said[-1] if said else "it said nothing."

@@ -1,0 +1,139 @@
+"""``kueue``: reads the command line, lets the verb's function work, turns every error into a sentence and a code."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from kueue.errors import (
+    EXIT_CANCELED,
+    EXIT_OWN_FAILURE,
+    EXIT_REFUSED,
+    EXIT_SIGNAL_BASE,
+    EXIT_USAGE,
+    Bug,
+    KueueError,
+    UsageError,
+)
+
+TYPE_CHECKING = False  # importing it from typing would take 3 ms at every start
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kueue.cli.session import Session
+
+_SIGPIPE = 13
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Carries out the command line (`sys.argv` if none is given). Returns the exit code."""
+    try:
+        return _run(sys.argv[1:] if words is None else words)
+    except BrokenPipeError:
+        _forget_stdout()
+        return EXIT_SIGNAL_BASE + _SIGPIPE
+    except KeyboardInterrupt:
+        return EXIT_CANCELED
+
+
+def _run(words: Sequence[str]) -> int:
+    from kueue.cli import arguments  # noqa: PLC0415 - an interrupt while it loads ends without a traceback
+
+    try:
+        chosen = arguments.parse(words)
+    except UsageError as error:
+        _complain(str(error), error.hint)
+        return EXIT_USAGE
+    except SystemExit as leaving:  # --help and --version
+        return _flushed(leaving.code if isinstance(leaving.code, int) else 0)
+    if chosen.verb is None:
+        arguments.parser().print_help(sys.stderr)
+        return EXIT_USAGE
+    return _flushed(_carry_out(chosen.handler, chosen))
+
+
+def _carry_out(handler: str, chosen: object) -> int:
+    from kueue.cli.screen import Screen  # noqa: PLC0415 - not needed for --help
+    from kueue.cli.session import Session  # noqa: PLC0415 - as above
+
+    session: Session | None = None
+    is_debug = bool(getattr(chosen, "debug", False))
+    try:
+        session = Session(chosen, Screen())  # type: ignore[arg-type]
+        module, _, function = handler.partition(":")
+        __import__(f"kueue.cli.{module}")  # importlib would take 1 ms more
+        verb: Callable[[Session], int] = getattr(sys.modules[f"kueue.cli.{module}"], function)
+        code = verb(session)
+        session.screen.flush()
+    except (BrokenPipeError, KeyboardInterrupt):
+        raise
+    except KueueError as error:
+        if session is not None:
+            session.screen.clear_status()
+            if session.screen.is_broken:
+                _forget_stdout()
+        if is_debug or isinstance(error, Bug):
+            _show_traceback()
+        _complain(f"Error: {error}", error.hint and f"Hint: {error.hint}")
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001 - whatever it is, the person gets a sentence, and the place on request
+        if is_debug:
+            _show_traceback()
+        _complain(
+            f"Error: a fault in kueue itself: {type(error).__name__}: {error}",
+            "Hint: see `kueue --debug`.",
+        )
+        return EXIT_OWN_FAILURE
+    finally:
+        if session is not None:
+            session.screen.clear_status()
+            session.close()
+    return code
+
+
+def _flushed(code: int) -> int:
+    """The code, or failure if the results could not be written out."""
+    if sys.stdout is None:
+        return code
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError) as error:
+        _forget_stdout()
+        _complain(f"Error: The results cannot be written: {getattr(error, 'strerror', None) or error}.")
+        return code or EXIT_REFUSED
+    return code
+
+
+def _forget_stdout() -> None:
+    """Leaves nothing to be written at exit, where a failure would print a traceback."""
+    try:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.close(null)
+    except OSError:
+        return  # there is no stdout at all; then nothing is written either
+
+
+def _show_traceback() -> None:
+    import traceback  # noqa: PLC0415 - only when something is wrong
+
+    traceback.print_exc()
+
+
+def _complain(sentence: str, hint: str = "") -> None:
+    if sys.stderr is None:
+        return
+    if hasattr(sys.stderr, "reconfigure"):
+        sys.stderr.reconfigure(errors="backslashreplace")
+    try:
+        print(sentence, file=sys.stderr)
+        if hint:
+            print(hint, file=sys.stderr)
+    except OSError:
+        return  # nobody is left to hear of it
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""``follow`` and ``log``: the output of jobs, while they run and afterwards."""
+
+from __future__ import annotations
+
+from kueue.cli.job_text import decoded, readable
+from kueue.cli.session import Session
+from kueue.cli.waiting import JOB_NOT_FOUND, tell_how_to_go_on
+from kueue.errors import EXIT_CANCELED, EXIT_OWN_FAILURE, EXIT_REFUSED, KueueError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_STREAMS = ("stdout", "stderr")
+
+
+def follow(session: Session) -> int:
+    """Both streams of the job, each to ours, from the beginning; then the job's exit code."""
+    job = session.arguments.id
+    seqs = {stream: session.client.next_seq() for stream in _STREAMS}
+    watch_seq = session.client.next_seq()
+    offsets = dict.fromkeys(_STREAMS, 0)
+    is_open = dict.fromkeys(_STREAMS, True)
+    code: int | None = None
+
+    def questions() -> list[dict[str, Any]]:
+        # Watching first: a job that does not exist is told before anything is read.
+        asked: list[dict[str, Any]] = [{"type": "WatchJobs", "seq": watch_seq, "ids": [(job, job)]}]
+        asked += [
+            {
+                "type": "ReadOutput",
+                "seq": seqs[stream],
+                "id": job,
+                "stream": stream,
+                "offset": offsets[stream],
+                "follow": True,
+            }
+            for stream in _STREAMS
+            if is_open[stream]
+        ]
+        return asked
+
+    try:
+        for message in session.client.converse(questions):
+            if message["type"] == "Watching" and message.get("missing"):
+                session.screen.remark(JOB_NOT_FOUND)
+                return EXIT_REFUSED
+            if message["type"] == "JobEnded" and message["id"] == job:
+                gone = message.get("outcome") is None
+                code = EXIT_OWN_FAILURE if gone else message.get("exit_code", 0)
+            elif message["type"] == "Output":
+                stream = next((one for one, seq in seqs.items() if seq == message.get("seq")), None)
+                if stream is None:
+                    continue
+                _print_piece(session, message, stream)
+                offsets[stream] = message["offset"] + len(decoded(message.get("data", "")))
+                if message.get("end"):
+                    is_open[stream] = False
+            if code is not None and not any(is_open.values()):
+                return code
+    except KeyboardInterrupt:
+        tell_how_to_go_on(session, str(job))
+        return EXIT_CANCELED
+    raise AssertionError("a conversation ends by return or exception")
+
+
+def log(session: Session) -> int:
+    """All there is of one stream of each job."""
+    worst = 0
+    ids = session.arguments.ids
+    is_alone = len(ids) == 1 and ids[0][0] == ids[0][1]
+    for first, last in ids:
+        for job in range(first, last + 1):
+            try:
+                if not is_alone:
+                    session.screen.remark(f"job {job}:")
+                _print_log(session, job)
+            except KueueError as error:  # noqa: PERF203 - one job that cannot be read must not hide the others
+                if is_alone:
+                    raise
+                session.report(error)
+                worst = max(worst, error.exit_code)
+    return worst
+
+
+def _print_log(session: Session, job: int) -> None:
+    arguments, screen = session.arguments, session.screen
+    stream = "stderr" if arguments.stderr else "stdout"
+    offset, told = 0, set[str]()
+    is_text = screen.is_terminal and not arguments.raw
+    rest = b""
+    while True:
+        answer = session.client.ask("ReadOutput", id=job, stream=stream, offset=offset)
+        source, note = answer.get("source", "worker"), answer.get("note", "")
+        sentence = {
+            "worker": "",
+            "stored": f"Job {job}: this is the excerpt that the server keeps; the worker with all of it is not there.",
+            "none": "" if note else f"Job {job}: there is no {stream}.",
+        }[source]
+        for remark in (sentence, note):
+            if remark and remark not in told:
+                told.add(remark)
+                screen.remark(remark)
+        data = decoded(answer.get("data", ""))
+        if not data:
+            break
+        if not told and source == "worker":
+            told.add("from the worker")
+            screen.remark(f"Job {job}: {stream} from its worker.")
+        offset = answer["offset"] + len(data)
+        if not is_text:
+            screen.write_bytes(data)
+            continue
+        # Whole lines only, so that no character is cut in two.
+        lines, feed, rest = (rest + data).rpartition(b"\n")
+        if feed:
+            screen.print(readable(lines + feed))
+    if rest:
+        screen.print(readable(rest))
+
+
+def _print_piece(session: Session, message: dict[str, Any], stream: str) -> None:
+    if message.get("note"):
+        session.screen.remark(f"{stream}: {message['note']}")
+    data = decoded(message.get("data", ""))
+    if data:
+        write = session.screen.write_bytes if stream == "stdout" else session.screen.write_error_bytes
+        write(data)

@@ -1,0 +1,83 @@
+"""What a verb works with: its arguments, the screen, the settings and the connection, each made when first needed."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from functools import cached_property
+
+from kueue.cli.screen import Screen
+from kueue.client import Client, connect
+from kueue.config import Config, load, write_template
+from kueue.errors import KueueError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+
+class Session:
+    """One run of the command."""
+
+    def __init__(self, arguments: argparse.Namespace, screen: Screen) -> None:
+        self.arguments = arguments
+        self.screen = screen
+
+    @cached_property
+    def config(self) -> Config:
+        """The settings; a file of defaults is written when there is none."""
+        config = self._load()
+        if not config.exists and write_template(config.path):
+            self.screen.remark(
+                f"Wrote a new configuration to {config.path}. To join a lab put its server_name and shared_secret "
+                "there; to try kueue on this machine: kueue up"
+            )
+            # Nobody can know the new secret yet, so there is nobody to wait for.
+            self.arguments.patience = 0.0
+            config = self._load()
+        for warning in config.warnings:
+            self.screen.remark(f"Warning: {warning}")
+        return config
+
+    @cached_property
+    def client(self) -> Client:
+        """The connection to the server, made at the first question."""
+        client = connect(self.config, patience_seconds=self.arguments.patience)
+        client.tell = self.screen.remark
+        return client
+
+    @cached_property
+    def now_wall(self) -> float:
+        """UTC seconds when the answer was there; one moment for a whole listing."""
+        return time.time()
+
+    def close(self) -> None:
+        if "client" in self.__dict__:
+            self.client.close()
+
+    def print_json(self, value: Mapping[str, Any] | Sequence[Any]) -> None:
+        """One JSON document, indented when a person looks at it."""
+        import json  # noqa: PLC0415 - loaded by the client already
+
+        # ASCII alone: the same bytes in every locale.
+        self.screen.print(json.dumps(value, indent=2 if self.screen.is_terminal else None))
+
+    def report(self, error: KueueError) -> None:
+        """Tells the person of an error: sentence and hint."""
+        self.screen.remark(f"Error: {error}")
+        if error.hint:
+            self.screen.remark(f"Hint: {error.hint}")
+
+    def _load(self) -> Config:
+        return load(self.arguments.config, ("client_settings",), cache_dir=_cache_directory())
+
+
+def _cache_directory() -> str | None:
+    """Where parsed settings are kept; none if there is no place, which costs only time."""
+    from kueue import places  # noqa: PLC0415 - a verb without settings need not load it
+
+    try:
+        return places.find().cache
+    except (KueueError, OSError):
+        return None

@@ -1,0 +1,119 @@
+"""The grammar of the command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from kueue.cli import arguments
+from kueue.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("words", "command", "wait"),
+    [
+        ("cmd ls --wait -c", ["ls", "--wait", "-c"], False),
+        ("cmd --wait ls -c", ["ls", "-c"], True),
+        ("cmd -w -- ls -c", ["ls", "-c"], True),
+        ("cmd -- -x --help", ["-x", "--help"], False),
+        ("cmd -c 9 sleep 9", ["sleep", "9"], False),
+        ("cmd -c9 sleep 9", ["sleep", "9"], False),
+        ("cmd -wc 9 sleep 9", ["sleep", "9"], True),
+        ("cmd -wc9 sleep 9", ["sleep", "9"], True),
+        ("cmd --cpus=9 sleep 9", ["sleep", "9"], False),
+        ("cmd --cpus 9 sleep 9", ["sleep", "9"], False),
+        ("cmd -o - cat", ["cat"], False),
+        ("cmd - x", ["-", "x"], False),
+        ("cmd help", ["help"], False),
+        ("cmd ls -- x", ["ls", "--", "x"], False),
+        ("cmd --name -w ls", None, False),
+        ("cmd cmd cmd", ["cmd", "cmd"], False),
+        ("cmd list-jobs -h", ["list-jobs", "-h"], False),
+        ("-c x.toml cmd ls -c", ["ls", "-c"], False),
+        ("cmd --each-line - gzip {} -9", ["gzip", "{}", "-9"], False),
+        ("cmd --each-line files", [], False),
+        ("cmd", [], False),
+        ("cmd --", [], False),
+    ],
+)
+def test_the_first_word_that_is_no_option_of_cmd_starts_the_command(words, command, wait):
+    if command is None:
+        with pytest.raises(UsageError):
+            arguments.parse(words.split())
+        return
+    chosen = arguments.parse(words.split())
+    assert chosen.command == command
+    assert chosen.wait == wait
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "nonsense",
+        "--nonsense list-jobs",
+        "cmd --nonsense ls",
+        "cmd --cpu 4 ls",
+        "cmd -c x ls",
+        "cmd -c -1 ls",
+        "cmd -c 1_0 ls",
+        "cmd -c ٣ ls",
+        "cmd -j 0 ls",
+        "cmd -c",
+        "cmd --on-lost never ls",
+        "cmd --timeout soon ls",
+        "show-job",
+        "show-job x",
+        "show-job -1",
+        "show-job 7-3",
+        "wait-job 1,",
+        "remove-job --kil 1",
+        "follow 1-3",
+        "list-jobs -n x",
+        "list-jobs --status",
+        "node asleep ralab04",
+        "node offline",
+        "--patience soon list-jobs",
+    ],
+)
+def test_what_is_not_understood_is_a_usage_error(words):
+    with pytest.raises(UsageError):
+        arguments.parse(words.split())
+
+
+def test_without_a_verb_there_is_none():
+    assert arguments.parse([]).verb is None
+    assert arguments.parse(["-c", "x.toml"]).verb is None
+
+
+def test_ids_and_ranges_are_put_in_order_and_joined():
+    assert arguments.parse(["wait-job", "7-9", "3", "8,10"]).ids == [(3, 3), (7, 10)]
+    assert arguments.parse(["list-jobs"]).ids == []
+
+
+def test_state_filters_add_up():
+    assert arguments.parse(["list-jobs", "-p", "-f", "--held"]).states == ["pending", "failed", "held"]
+    assert arguments.parse(["list-jobs", "-porsfc"]).states == [
+        "pending",
+        "offered",
+        "running",
+        "succeeded",
+        "failed",
+        "canceled",
+    ]
+
+
+@pytest.mark.parametrize("verb", arguments.VERBS)
+def test_the_help_of_every_verb_has_an_example_that_the_parser_accepts(verb, capsys):
+    with pytest.raises(SystemExit) as caught:
+        arguments.parse([verb, "--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    example = arguments.VERBS[verb].example
+    assert f"example:\n  {example}" in text
+    assert arguments.parse(example.partition(" && ")[0].split()[1:]).verb == verb
+
+
+def test_the_parser_of_one_verb_is_the_same_as_that_verb_in_the_parser_of_all():
+    verbs = arguments.parser()._subparsers._group_actions[0].choices
+    assert list(verbs) == list(arguments.VERBS)
+    for verb in arguments.VERBS:
+        assert arguments._parser_of(verb)[1].format_help() == verbs[verb].format_help()
