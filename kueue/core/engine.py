@@ -10,15 +10,17 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from kueue.core import facts as f
 from kueue.core import reconcile, removal, silence, submission
-from kueue.core.placement import Pick, Round
-from kueue.core.queue import OPERATOR, Queue, Turn, expand, job_ended
+from kueue.core.placement import Pick, Room, Round
+from kueue.core.queue import OPERATOR, Queue, Turn, expand, fold, job_ended, too_many
 from kueue.core.settings import Settings
 from kueue.core.state import State, Sums, payload_of
+from kueue.core.waiting import smallest
 from kueue.core.workers import Worker
 from kueue.model import JobRange, JobState, Now, kind_of
 from kueue.protocol import messages as m
@@ -33,12 +35,21 @@ Past = Mapping[int, f.FinishedJob]
 _NO_PAST: Past = {}
 
 
+@dataclass
+class _Parts:
+    """A submission that has not come whole yet."""
+
+    ranges: list[JobRange]
+    number: int = 0
+    """Of the part that comes next."""
+
+
 class Engine:
     """See the module. One engine per loaded store."""
 
     def __init__(self, settings: Settings, *, queue_id: str, version: str = "") -> None:
         self.queue = Queue(settings, queue_id, version)
-        self._parts: dict[str, list[JobRange]] = {}
+        self._parts: dict[tuple[int, str], _Parts] = {}
 
     @property
     def state(self) -> State:
@@ -63,6 +74,8 @@ class Engine:
     def opened(self, now: Now) -> None:
         """The listeners stand open after the load: silence counts from here."""
         self.queue.opened = now.steady
+        self.queue.answered_at = dict.fromkeys(self.state.answers, now.steady)
+        silence.lower_timeout(self.queue, self.state.sums.timeout_seconds, now)
         self.queue.unsettled = True
 
     def stalled(self, now: Now) -> None:
@@ -74,9 +87,8 @@ class Engine:
     def reload(self, settings: Settings, now: Now) -> Turn:
         """New limits and times. A lowered time-out counts for giving away only after the old one has passed."""
         old = self.settings.worker_timeout_seconds
-        if settings.worker_timeout_seconds < old:
-            self.queue.lowered.append((old, now.steady + old))
         self.queue.settings = settings
+        silence.lower_timeout(self.queue, old, now)
         self.queue.unsettled = True
         return self._end_turn(now)
 
@@ -103,12 +115,16 @@ class Engine:
         node = self.queue.by_session.pop(session, None)
         if node is not None:
             self.queue.workers[node].session = None
+            # Where others were set aside it may have been the last one that takes jobs.
+            self.queue.unsettled = True
         for job in [job for job, who in self.queue.watchers.items() if any(s == session for s, _ in who)]:
             left = {(s, seq) for s, seq in self.queue.watchers[job] if s != session}
             if left:
                 self.queue.watchers[job] = left
             else:
                 del self.queue.watchers[job]
+        for key in [key for key in self._parts if key[0] == session]:
+            del self._parts[key]
         return self._end_turn(now)
 
     def answer(self, session: int, request_id: str, message: m.Message, now: Now) -> Turn:
@@ -154,8 +170,8 @@ class Engine:
         queue = self.queue
         if not queue.unsettled:
             return self._end_turn(now)
-        rooms = [worker.room(queue.node(node), now.steady) for node, worker in queue.workers.items()]
-        placing = Round(queue.state, rooms, queue.counter_totals())
+        self._forgive(now)
+        placing = Round(queue.state, self._rooms(now), queue.counter_totals())
         queue.unsettled = False
         for _ in range(OFFERS_PER_SETTLING):
             pick = placing.next()
@@ -182,13 +198,14 @@ class Engine:
         if job.state is JobState.UNREACHABLE:
             assert job.attempt is not None
             name = queue.name_of(job.attempt.node)
-            reconcile.lose(queue, job, job.attempt, f"{name} was silent and the job was given away", now)
+            why = "was silent" if queue.worker(job.attempt.node).session is None else "could not tell of it"
+            reconcile.lose(queue, job, job.attempt, f"{name} {why} and the job was given away", now)
             if pick.job not in queue.state.jobs:
                 return False
         offer = queue.state.sums.next_offer
         queue.decide(f.JobOffered(job=job.id, offer=offer, node=pick.node, allocation=pick.allocation, wall=now.wall))
         queue.offered_at[offer] = now.steady
-        queue.workers[pick.node].offered(job.template.directory)
+        queue.workers[pick.node].offered(job.template.directory, offer)
         template = job.template
         queue.tell_worker(
             pick.node,
@@ -205,14 +222,47 @@ class Engine:
         )
         return True
 
+    def _rooms(self, now: Now) -> list[Room]:
+        """The rooms in which the least that is waited for may fit; full workers cost next to nothing."""
+        queue = self.queue
+        state = queue.state
+        wanted = [smallest(group.probe) for group in state.waiting.groups.values()]
+        wanted += [smallest(state.jobs[job].template.request) for job in state.revocable]
+        if not wanted:
+            return []
+        least_slots = min(slots for slots, _ in wanted)
+        least_cores = min(cores for _, cores in wanted)
+        rooms: list[Room] = []
+        for worker in queue.workers.values():
+            node = state.nodes[worker.id]
+            totals = node.record.totals
+            if (
+                worker.session is not None
+                and totals.slots - node.slots >= least_slots
+                and totals.cores - node.cores >= least_cores
+            ):
+                rooms.append(worker.room(node, now.steady))
+        return rooms
+
+    def _forgive(self, now: Now) -> None:
+        """Where nobody else takes jobs, those that were set aside do again."""
+        queue = self.queue
+        aside = [w for w in queue.workers.values() if w.session is not None and w.is_set_aside(now.steady)]
+        if not aside or any(not w.closed(queue.node(w.id), now.steady) for w in queue.workers.values()):
+            return
+        for worker in aside:
+            worker.set_aside_until = None
+            queue.remark(f"worker={queue.name_of(worker.id)} takes jobs again: no other worker does")
+
     def _drop_old_answers(self, now: Now) -> None:
-        answers = self.state.answers
-        # Insertion order is time order but for jumps of the wall clock, which cost at most a late removal.
-        while answers:
-            request_id = next(iter(answers))
-            if now.wall - answers[request_id].wall <= REQUESTS_KEPT_SECONDS:
+        # By the steady clock, in which they stand in order: a wall clock that is set must not forget what was asked.
+        answered_at = self.queue.answered_at
+        while answered_at:
+            request_id, since = next(iter(answered_at.items()))
+            if now.steady - since <= REQUESTS_KEPT_SECONDS:
                 return
-            del answers[request_id]
+            del answered_at[request_id]
+            self.state.answers.pop(request_id, None)
 
     def _from_worker(self, worker: Worker, message: m.FromWorker, now: Now) -> None:
         queue = self.queue
@@ -227,7 +277,7 @@ class Engine:
             case m.AttemptStarted():
                 reconcile.started(queue, worker, message.offer, message.started_wall, now)
             case m.AttemptQueued():
-                queue.offered_at.pop(message.offer, None)
+                reconcile.queued(queue, worker, message.offer)
             case m.OfferDeferred():
                 reconcile.deferred(queue, worker, message, now)
             case m.OfferRejected():
@@ -235,7 +285,7 @@ class Engine:
             case m.OfferWithdrawn():
                 reconcile.withdrawn(queue, worker, message.offer, now)
             case m.AttemptChanged():
-                queue.notes_of_attempts[message.offer] = message.note
+                reconcile.changed(queue, worker, message)
             case m.AttemptEnded():
                 reconcile.ended(queue, worker, message.offer, message.end, now)
             case m.AttemptGone():
@@ -260,7 +310,9 @@ class Engine:
         if isinstance(request_id, str):
             stored = self.state.answers.get(request_id)
             if stored is not None:
-                queue.say(session, _decode_answer.decode(stored.message))
+                if not isinstance(message, m.Submit) or message.last:
+                    seq = getattr(message, "seq", 0)
+                    queue.say(session, msgspec.structs.replace(_decode_answer.decode(stored.message), seq=seq))
                 return
         match message:
             case m.Submit():
@@ -277,24 +329,27 @@ class Engine:
                 raise TypeError(f"{type(message).__name__} is no message for the engine")
 
     def _submit(self, session: int, message: m.Submit, now: Now) -> None:
+        # By session: what a broken connection still brings must not mix with the repetition on the next one.
+        key = session, message.request_id
         if message.part == 0:
-            self._parts[message.request_id] = []
-        parts = self._parts.get(message.request_id)
-        if parts is None:
-            self.queue.say(
-                session, m.Failed(seq=message.seq, error="a part of the submission is missing: send it whole")
-            )
+            self._parts[key] = _Parts([])
+        parts = self._parts.get(key)
+        if parts is None or parts.number != message.part:
+            self._parts.pop(key, None)
+            if message.last:
+                error = "a part of the submission is missing: send it whole"
+                self.queue.say(session, m.Failed(seq=message.seq, error=error))
             return
-        parts.extend(message.ranges)
+        parts.ranges.extend(message.ranges)
+        parts.number += 1
         if message.last:
-            del self._parts[message.request_id]
-            submission.submit(self.queue, session, message, parts, now)
-        elif len(self._parts) > 64:
-            # Abandoned halves of clients that went away; the oldest goes.
-            del self._parts[next(iter(self._parts))]
+            del self._parts[key]
+            submission.submit(self.queue, session, message, parts.ranges, now)
 
     def _hold(self, session: int, message: m.HoldJobs | m.ReleaseJobs, past: Past, now: Now) -> None:
         queue = self.queue
+        if too_many(queue, session, message.seq, message.ids):
+            return
         hold = isinstance(message, m.HoldJobs)
         ids, never = expand(message.ids, self.state.sums.next_job)
         results: list[m.Result] = []
@@ -350,7 +405,7 @@ class Engine:
     def _watch(self, session: int, message: m.WatchJobs, past: Past) -> None:
         queue = self.queue
         ids, never = expand(message.ids, self.state.sums.next_job)
-        missing = [(job, job) for job in ids if job not in self.state.jobs and job not in past]
+        missing = fold(job for job in ids if job not in self.state.jobs and job not in past)
         queue.say(session, m.Watching(seq=message.seq, missing=(*missing, *never)))
         for job_id in ids:
             if job_id in self.state.jobs:

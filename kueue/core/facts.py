@@ -176,6 +176,15 @@ class NumbersRaised(Fact, frozen=True, kw_only=True):
     wall: float
 
 
+class TimeoutChanged(Fact, frozen=True, kw_only=True):
+    """The `worker_timeout_seconds` on which workers may rely from now on. Kept in the sums: a server that is started
+    again with a lower one must first let the old one pass.
+    """
+
+    seconds: float
+    wall: float
+
+
 class NodeChanged(Fact, frozen=True, kw_only=True):
     """All that is remembered of a worker, whole; the newest of an id counts."""
 
@@ -209,6 +218,7 @@ AnyFact: TypeAlias = (
     | JobDone
     | AttemptSuperseded
     | NumbersRaised
+    | TimeoutChanged
     | JobsCleaned
     | NodeChanged
     | RequestAnswered
@@ -272,3 +282,7 @@ class Aggregates(Struct, frozen=True, kw_only=True):
     canceled_total: int = 0
     lost_attempts_total: int = 0
     """The ``_total`` ones only grow; cleaning leaves them."""
+    timeout_seconds: float = 0.0
+    """The `worker_timeout_seconds` on which workers may rely."""
+    never_given: tuple[tuple[int, int], ...] = ()
+    """Inclusive ranges of offer numbers that were passed over because another life of this queue gave them."""

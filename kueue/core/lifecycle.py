@@ -10,7 +10,8 @@ Theory of operation
     offered, running → stopping → done                 a person ends it; room is kept until the end is proven
     stopping → running                                 a stop without ``kill`` came after the start
     offered, running → unreachable                     its worker is silent
-    unreachable → running                              ... and came back before another worker took the job
+    unreachable → running                              ... and came back before another worker took the job, where it
+                                                       may have yet to start (→ running) or be given back (→ pending)
     unreachable → pending → offered                    ... and did not: that attempt is lost, the next worker has it
 """
 
@@ -41,6 +42,8 @@ TABLE: Final[dict[tuple[JobState, type[f.Fact]], JobState]] = {
     (OFFERED, f.AttemptLost): PENDING,
     (OFFERED, f.JobDone): DONE,
     (OFFERED, f.AttemptSuperseded): OFFERED,
+    (RUNNING, f.JobStarted): RUNNING,
+    (RUNNING, f.OfferReturned): PENDING,
     (RUNNING, f.StopAsked): STOPPING,
     (RUNNING, f.AttemptSilenced): UNREACHABLE,
     (RUNNING, f.AttemptLost): PENDING,

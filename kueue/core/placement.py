@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
-from typing import Literal, NamedTuple
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Literal, NamedTuple, TypeAlias
 
 from kueue.core.state import GLOBAL_SLOTS, Job, State, counters_of
-from kueue.core.waiting import Shape
+from kueue.core.waiting import Group, Shape, smallest, turn_of
 from kueue.model import Allocation, MachineTotals, Request, Share
 
 
@@ -176,44 +176,50 @@ class Pick(NamedTuple):
     allocation: Allocation
 
 
-class Entry(NamedTuple):
-    """A candidate in the order of (priority, id). `stamp` tells when the node was found; -1: not looked for yet."""
-
-    minus_priority: int
-    job: int
-    stamp: int
-    node: int
-    shape: Shape | None
-    """None: one revocable job, not a shape."""
-
+Source: TypeAlias = Group | Shape | int
+"""Where a pick comes from: a group; a shape of which a worker lacks directories; the id of a revocable job."""
 
 _NONE: Mapping[str, int] = {}
 
 
 class Round:
-    """Picks jobs until nothing more fits. After each pick the caller evolves the state and then calls `took`."""
+    """Picks jobs until nothing more fits. After each pick the caller evolves the state and then calls `took`.
+
+    A heap holds the sources by the turn that is theirs at the earliest; rooms only shrink and jobs only leave, so turns
+    only move back. A source that comes up is looked at anew: if its turn is still that one, it is picked, else it goes
+    back with its later turn. So is a heap of workers for each request, by how occupied they would be at least.
+    """
 
     def __init__(self, state: State, rooms: Iterable[Room], totals: Mapping[str, int]) -> None:
         self.state = state
         self.rooms = {room.node: room for room in rooms if not room.closed}
         self.totals = totals
-        self.stamp = 0
+        self._heap: list[tuple[int, int, int, Source]] = []
         self._serial = 0
-        self._current: Shape | None = None
-        self._heap: list[tuple[int, int, int, Entry]] = []
+        """Two sources may have one turn for a moment; they themselves are not compared."""
+        self._current: Source = -1
+        self._limits: dict[int, float] = {}
+        """By identity of a group: no more memory than this is free wherever a member of it fits."""
+        self._without: set[Request] = set()
+        """Shapes that fit nowhere any more, or that stand in the heap apart from their group."""
+        self._fitting: dict[Request, list[tuple[float, int]]] = {}
+        """Heap of (occupation, node) of the rooms in which a request fitted when they were looked at last."""
         if self.rooms:
             self._gather()
 
     def next(self) -> Pick | None:
         """The first job in the order that fits somewhere, and the best node for it."""
         while self._heap:
-            *_, entry = heappop(self._heap)
-            if entry.stamp == self.stamp:
-                self._current = entry.shape
-                return self._pick(entry)
-            found = self._resolve_job(entry) if entry.shape is None else self._resolve_shape(entry.shape)
-            if found is not None:
-                self._push(found)
+            minus_priority, job, _, source = heappop(self._heap)
+            if isinstance(source, int):
+                pick = self._revocable(source)
+            elif isinstance(source, Shape):
+                pick = self._of_shape(source, (minus_priority, job))
+            else:
+                pick = self._of_group(source, (minus_priority, job))
+            if pick is not None:
+                self._current = source
+                return pick
         return None
 
     def took(self, pick: Pick) -> None:
@@ -231,97 +237,143 @@ class Round:
 
     def skipped(self) -> None:
         """The pick ended otherwise than by an offer: go on with what the state says now."""
-        self.stamp += 1
-        shape = self._current
-        first = shape.first() if shape is not None else None
-        if shape is not None and first is not None:
-            self._push(Entry(-shape.request.priority, first, -1, -1, shape))
+        source = self._current
+        if isinstance(source, Group):
+            self._push_group(source)
+        elif isinstance(source, Shape) and source:
+            self._push(turn_of(source), source)
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _push(self, entry: Entry) -> None:
+    def _push(self, turn: tuple[int, int, object], source: Source) -> None:
         self._serial += 1
-        heappush(self._heap, (entry.minus_priority, entry.job, self._serial, entry))
+        heappush(self._heap, (turn[0], turn[1], self._serial, source))
+
+    def _push_group(self, group: Group) -> None:
+        turn = group.first(self._limits[id(group)], self._without)
+        if turn is not None:
+            self._push(turn, group)
 
     def _gather(self) -> None:
         slots = max(room.slots for room in self.rooms.values())
         cores = max(room.cores for room in self.rooms.values())
         ram_mb = max(room.ram_mb for room in self.rooms.values())
-        heap = self._heap
         for group in self.state.waiting.groups.values():
-            least = group.bound()
-            if least[0] > slots or least[1] > cores or least[2] > ram_mb:
-                continue
-            wish_cores, wish_ram = self._wishes(group.shapes)
-            for request, shape in group.shapes.items():
-                if request.slots > slots or (request.cores > cores and not wish_cores):
-                    continue
-                if request.ram_mb > ram_mb and not wish_ram:
-                    continue
-                first = shape.first()
-                if first is not None:
-                    self._serial += 1
-                    entry = Entry(-request.priority, first, -1, -1, shape)
-                    heap.append((-request.priority, first, self._serial, entry))
+            least = smallest(group.probe)
+            if least[0] <= slots and least[1] <= cores:
+                self._limits[id(group)] = float("inf") if group.probe.ram_is_wish else ram_mb
+                self._push_group(group)
         for job_id in self.state.revocable:
-            self._serial += 1
             request = self.state.jobs[job_id].template.request
-            heap.append((-request.priority, job_id, self._serial, Entry(-request.priority, job_id, -1, -1, None)))
-        heapify(heap)
+            self._push((-request.priority, job_id, None), job_id)
 
-    @staticmethod
-    def _wishes(shapes: Mapping[Request, Shape]) -> tuple[bool, bool]:
-        request = next(iter(shapes))
-        return request.cores_are_wish, request.ram_is_wish
-
-    def _resolve_shape(self, shape: Shape) -> Entry | None:
-        request = shape.request
-        if short_counter(request, self.state.used, self.totals, _NONE) is not None:
-            return None
-        best: int | None = None
-        nodes: list[Room] = []
-        for room in self.rooms.values():
-            if obstacle(request, room) is not None:
-                continue
-            job = shape.first(room.declined, room.declined_jobs)
-            if job is None or (best is not None and job > best):
-                continue
-            if best is None or job < best:
-                best = job
-                nodes = []
-            nodes.append(room)
-        if best is None:
-            return None
-        return Entry(-request.priority, best, self.stamp, self._prefer(request, nodes), shape)
-
-    def _resolve_job(self, entry: Entry) -> Entry | None:
-        job = self.state.jobs.get(entry.job)
+    def _revocable(self, job_id: int) -> Pick | None:
+        job = self.state.jobs.get(job_id)
         if job is None or not job.may_be_given_away:
             return None
         request = job.template.request
         if short_counter(request, self.state.used, self.totals, held_by(job)) is not None:
             return None
-        directory = job.template.directory
-        nodes = [
-            room
-            for room in self.rooms.values()
-            if obstacle(request, room) is None and directory not in room.declined and job.id not in room.declined_jobs
-        ]
-        if not nodes:
+        node, _ = self._best(request, job_id)
+        return None if node is None else self._pick(job_id, node)
+
+    def _of_group(self, group: Group, key: tuple[int, int]) -> Pick | None:
+        # What is wanted lab-wide is the same for all members.
+        if short_counter(group.probe, self.state.used, self.totals, _NONE) is not None:
             return None
-        return entry._replace(stamp=self.stamp, node=self._prefer(request, nodes))
+        turn = group.first(self._limits[id(group)], self._without)
+        if turn is None:
+            return None
+        if turn[:2] != key:
+            self._push(turn, group)
+            return None
+        found = self._resolve(turn.shape)
+        if found is not None and found[0] == turn.job:
+            return self._pick(*found)
+        self._without.add(turn.shape.request)
+        if found is None:
+            self._limits[id(group)] = min(self._limits[id(group)], self._most_memory(group))
+        else:
+            self._push((turn.minus_priority, found[0], None), turn.shape)
+        self._push_group(group)
+        return None
 
-    @staticmethod
-    def _prefer(request: Request, nodes: list[Room]) -> int:
-        def occupation(room: Room) -> tuple[float, int]:
-            cores, ram_mb = taken(request, room)
-            return room.occupation_with(request.slots, cores, ram_mb), room.node
+    def _of_shape(self, shape: Shape, key: tuple[int, int]) -> Pick | None:
+        if not shape or short_counter(shape.request, self.state.used, self.totals, _NONE) is not None:
+            return None
+        found = self._resolve(shape)
+        if found is None:
+            return None
+        if (key[0], found[0]) != key:
+            self._push((key[0], found[0], None), shape)
+            return None
+        return self._pick(*found)
 
-        return min(nodes, key=occupation).node
+    def _most_memory(self, group: Group) -> float:
+        rooms = [room for room in self.rooms.values() if obstacle(group.probe, room) is None]
+        if group.probe.ram_is_wish and rooms:
+            return float("inf")
+        return max((room.ram_mb for room in rooms), default=-1)
 
-    def _pick(self, entry: Entry) -> Pick:
-        request = self.state.jobs[entry.job].template.request
-        return Pick(entry.job, entry.node, allocate(request, self.rooms[entry.node]))
+    def _resolve(self, shape: Shape) -> tuple[int, int] | None:
+        """(job, node): the first job of the shape that a worker takes; None: none takes any."""
+        first = shape.first()
+        if first is None:
+            return None
+        node, others = self._best(shape.request, first)
+        if node is not None:
+            return first, node
+        # Who has room lacks the directory of the first job; each of them has a first of its own.
+        found: list[tuple[int, float, int]] = []
+        for occupation, other in others:
+            room = self.rooms[other]
+            job = shape.first(room.declined, room.declined_jobs)
+            if job is not None:
+                found.append((job, occupation, other))
+        if not found:
+            return None
+        job, _, node = min(found)
+        return job, node
+
+    def _best(self, request: Request, job: int) -> tuple[int | None, list[tuple[float, int]]]:
+        """Returns (the node, None if there is none; (occupation, node) of better ones that declined this very job)."""
+        directory = self.state.jobs[job].template.directory
+        fitting = self._fitting.get(request)
+        if fitting is None:
+            fitting = self._fitting[request] = [
+                (_occupation(request, room), room.node)
+                for room in self.rooms.values()
+                if obstacle(request, room) is None
+            ]
+            heapify(fitting)
+        declined: list[tuple[float, int]] = []
+        best: int | None = None
+        while fitting:
+            occupation, node = fitting[0]
+            room = self.rooms.get(node)
+            if room is None or obstacle(request, room) is not None:
+                heappop(fitting)
+                continue
+            now = _occupation(request, room)
+            if now != occupation:
+                heapreplace(fitting, (now, node))
+            elif directory in room.declined or job in room.declined_jobs:
+                declined.append(heappop(fitting))
+            else:
+                best = node
+                break
+        for entry in declined:
+            heappush(fitting, entry)
+        return best, declined
+
+    def _pick(self, job: int, node: int) -> Pick:
+        request = self.state.jobs[job].template.request
+        return Pick(job, node, allocate(request, self.rooms[node]))
+
+
+def _occupation(request: Request, room: Room) -> float:
+    cores, ram_mb = taken(request, room)
+    return room.occupation_with(request.slots, cores, ram_mb)
 
 
 def held_by(job: Job) -> Mapping[str, int]:

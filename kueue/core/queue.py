@@ -14,15 +14,25 @@ import msgspec
 
 from kueue.core import facts as f
 from kueue.core.settings import Settings
-from kueue.core.state import GLOBAL_SLOTS, Job, Node, State
+from kueue.core.state import GLOBAL_SLOTS, Attempt, Job, Node, State
 from kueue.core.wording import outcome_text
 from kueue.core.workers import FAST_FAILURE_SECONDS, Worker
 from kueue.model import EndRecord, Now, Outcome, exit_code, kind_of, return_code
 from kueue.protocol import messages as m
 
 OPERATOR = "operator"
+IDS_AT_ONCE = 100_000
+"""Most jobs that one question may name: each gets a line of about 70 bytes in its answer, which is one frame."""
 
-FREES_NOTHING = (f.RequestAnswered, f.JobOffered, f.JobStarted, f.OfferOverdue, f.NumbersRaised, f.AttemptSuperseded)
+FREES_NOTHING = (
+    f.RequestAnswered,
+    f.JobOffered,
+    f.JobStarted,
+    f.OfferOverdue,
+    f.NumbersRaised,
+    f.AttemptSuperseded,
+    f.TimeoutChanged,
+)
 """Facts after which no waiting job fits that did not fit before."""
 
 _encode = msgspec.json.Encoder().encode
@@ -70,10 +80,12 @@ class Queue:
     removals: list[Removal] = field(default_factory=list)
     offered_at: dict[int, float] = field(default_factory=dict)
     """Offer → steady time it was sent, while unanswered."""
+    answered_at: dict[str, float] = field(default_factory=dict)
+    """Request id → steady time of its answer, oldest first."""
     opened: float = 0.0
     """Steady time since when silence counts: the listeners stood open and the state was loaded."""
     lowered: list[tuple[float, float]] = field(default_factory=list)
-    """(T, until steady): longer time-outs from before a reload that workers may still rely on."""
+    """(T, until steady): longer time-outs from before a reload or restart that workers may still rely on."""
     turn: Turn = field(default_factory=Turn)
     notes_of_attempts: dict[int, str] = field(default_factory=dict)
     """Offer → remark of its worker (paused, cannot be stopped and why)."""
@@ -110,6 +122,7 @@ class Queue:
 
     def answer(self, session: int, request_id: str, message: m.Message, now: Now) -> None:
         """Answer a state-changing request and remember the answer for repetitions."""
+        self.answered_at[request_id] = now.steady
         self.decide(
             f.RequestAnswered(request_id=request_id, principal=OPERATOR, answer=_encode(message), wall=now.wall)
         )
@@ -154,32 +167,32 @@ class Queue:
             )
         )
         if attempt is not None:
-            self.forget_offer(attempt.offer, attempt.node)
+            self.forget_offer(job, attempt)
             if decided:
-                self._count_end(attempt.node, job.template.directory, outcome, end, now)
+                self._count_end(attempt.node, outcome, end, now)
         for session, seq in sorted(self.watchers.pop(job.id, ())):
             self.say(session, job_ended(seq, job.id, outcome))
 
-    def forget_offer(self, offer: int, node: int) -> None:
-        """The engine's own marks of an offer that is answered or over."""
-        self.offered_at.pop(offer, None)
-        self.notes_of_attempts.pop(offer, None)
-        worker = self.workers.get(node)
+    def forget_offer(self, job: Job, attempt: Attempt) -> None:
+        """The engine's own marks of an attempt that is over, however it ended."""
+        self.offered_at.pop(attempt.offer, None)
+        self.notes_of_attempts.pop(attempt.offer, None)
+        worker = self.workers.get(attempt.node)
         if worker is not None:
-            worker.unknown.pop(offer, None)
+            worker.unknown.pop(attempt.offer, None)
+            worker.asked(job.template.directory, attempt.offer)
 
-    def _count_end(self, node: int, directory: str, outcome: Outcome, end: EndRecord | None, now: Now) -> None:
+    def _count_end(self, node: int, outcome: Outcome, end: EndRecord | None, now: Now) -> None:
         worker = self.worker(node)
-        worker.answered(directory, sees_it=True)
         if end is None or kind_of(outcome) == "canceled":
             return
         failed_fast = kind_of(outcome) == "failed" and end.run_seconds < FAST_FAILURE_SECONDS
-        if not worker.ended(failed_fast=failed_fast):
+        if not worker.ended(now.steady, failed_fast=failed_fast):
             return
         reason = f"{worker.fast_failures} jobs in a row failed within a second, the last one {outcome_text(outcome)}"
         if any(self._takes_jobs(other, now) for other in self.state.nodes if other != node):
-            worker.set_aside(now.steady, reason)
-            self.remark(f"worker={self.name_of(node)} set aside for {worker.set_aside_seconds / 2:g} s: {reason}")
+            pause = worker.set_aside(now.steady, reason)
+            self.remark(f"worker={self.name_of(node)} set aside for {pause:g} s: {reason}")
         else:
             # The last one is never taken away, but never silently kept either.
             worker.set_aside_note = f"{reason}; it goes on because no other worker takes jobs"
@@ -192,6 +205,28 @@ class Queue:
 def job_ended(seq: int, job: int, outcome: Outcome) -> m.JobEnded:
     """The message to a watcher."""
     return m.JobEnded(seq=seq, id=job, outcome=outcome, return_code=return_code(outcome), exit_code=exit_code(outcome))
+
+
+def too_many(queue: Queue, session: int, seq: int, ranges: Iterable[tuple[int, int]]) -> bool:
+    """Refuse a question that names more jobs than one answer can tell of. Returns whether it was refused."""
+    next_job = queue.state.sums.next_job
+    named = sum(max(0, min(last + 1, next_job) - max(0, first)) for first, last in ranges)
+    if named <= IDS_AT_ONCE:
+        return False
+    error = f"{named} jobs are named; at most {IDS_AT_ONCE} are taken in one question"
+    queue.say(session, m.Failed(seq=seq, error=error, hint="name them in smaller ranges"))
+    return True
+
+
+def fold(ids: Iterable[int]) -> list[tuple[int, int]]:
+    """Ids as inclusive ranges, neighbours together; in the order named."""
+    ranges: list[tuple[int, int]] = []
+    for job in ids:
+        if ranges and ranges[-1][1] == job - 1:
+            ranges[-1] = (ranges[-1][0], job)
+        else:
+            ranges.append((job, job))
+    return ranges
 
 
 def expand(ranges: Iterable[tuple[int, int]], next_job: int) -> tuple[list[int], tuple[tuple[int, int], ...]]:

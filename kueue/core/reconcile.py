@@ -29,6 +29,10 @@ ANSWERS_WITHIN_SECONDS = 11.0
 
 def hello(queue: Queue, session: int, message: m.WorkerHello, now: Now) -> None:
     """Take a worker in, or refuse it."""
+    if session in queue.by_session:
+        # The driver takes a hello as the first message only; a second one would leave two workers on one session.
+        drop_session(queue, queue.workers[queue.by_session[session]])
+        return
     node, refusal = _node_for(queue, message, now)
     if refusal is not None:
         queue.say(session, refusal)
@@ -121,29 +125,54 @@ def _open_session(queue: Queue, worker: Worker, session: int, message: m.WorkerH
     worker.declined.clear()
     worker.declined_jobs.clear()
     worker.probing.clear()
+    worker.asking.clear()
     worker.deferred.clear()
     worker.unknown.clear()
     queue.unsettled = True
 
 
 def _reconcile(queue: Queue, worker: Worker, node: Node, message: m.WorkerHello, now: Now, *, booted: bool) -> None:
-    reports = {report.offer: report for report in message.attempts if report.queue_id == queue.queue_id}
+    reports = {report.offer: report for report in message.attempts if _is_known(queue, report)}
     _raise_numbers(queue, reports, now)
     for attempt in list(node.attempts.values()):
         report = reports.pop(attempt.offer, None)
         job = queue.state.jobs[attempt.job]
-        if report is not None:
+        if booted and (attempt.started_wall is not None if report is None else report.state == "unknown"):
+            lose(queue, job, attempt, f"{node.record.name} was restarted", now)
+        elif report is not None:
             _compare(queue, worker, job, attempt, report, now)
         elif attempt.started_wall is None:
-            queue.forget_offer(attempt.offer, node.record.id)
             _returned(queue, job, attempt, "never received", "the worker came back without it", now)
-        elif booted:
-            lose(queue, job, attempt, f"{node.record.name} was restarted", now)
         else:
             worker.unknown[attempt.offer] = now.steady
             queue.remark(f"job={job.id} worker={node.record.name} came back without a trace of the running attempt")
     for report in reports.values():
         _stale_report(queue, worker, report, now)
+
+
+def _is_known(queue: Queue, report: m.AttemptReport) -> bool:
+    """Whether the number means here what it means there: not in another queue, nor in another life of this one."""
+    if report.queue_id != queue.queue_id:
+        return False
+    attempt = queue.state.attempts.get(report.offer)
+    if attempt is None or attempt.job == report.job:
+        return True
+    queue.remark(f"offer={report.offer} is job={report.job} there and job={attempt.job} here; it is left alone there")
+    return False
+
+
+def may_go_on_unrecorded(queue: Queue, message: m.WorkerHello) -> bool:
+    """Whether a lease does no harm while nothing can be stored, so that this hello cannot be taken down.
+
+    Not to a worker with an attempt that was given away (it has to be killed before any lease), or that may be given
+    away as soon as the disk has room again (its return has to be recorded first).
+    """
+    for report in message.attempts:
+        if report.queue_id == queue.queue_id and report.state not in {"ended", "gone"}:
+            attempt = queue.state.attempts.get(report.offer)
+            if attempt is None or attempt.job != report.job or attempt.silent:
+                return False
+    return True
 
 
 def _raise_numbers(queue: Queue, reports: dict[int, m.AttemptReport], now: Now) -> None:
@@ -156,7 +185,6 @@ def _raise_numbers(queue: Queue, reports: dict[int, m.AttemptReport], now: Now) 
     next_job = max(max(report.job for report in beyond) + 1, sums.next_job)
     queue.decide(f.NumbersRaised(next_job=next_job, next_offer=next_offer, wall=now.wall))
     for report in beyond:
-        del reports[report.offer]
         queue.remark(f"offer={report.offer} job={report.job} is unknown here (a restored backup?) and is left alone")
 
 
@@ -168,17 +196,34 @@ def _compare(queue: Queue, worker: Worker, job: Job, attempt: Attempt, report: m
             gone(queue, worker, attempt.offer, f"{queue.name_of(worker.id)} has no process of it left", now)
         case "unknown" | "ended":
             worker.unknown[attempt.offer] = now.steady
+        case "queued" if report.started_wall is None and attempt.started_wall is None:
+            _waits(queue, job, attempt, now)
         case "queued" | "running" | "paused" | "stopping":
-            if report.state == "queued" and report.started_wall is None and job.state is JobState.OFFERED:
-                return
-            _lives(queue, job, attempt, report.started_wall or attempt.started_wall or now.wall, now)
+            _lives(queue, job, attempt, _first_of(report.started_wall, attempt.started_wall, now.wall), now)
+
+
+def _first_of(*times: float | None) -> float:
+    return next(time for time in times if time is not None)
+
+
+def _waits(queue: Queue, job: Job, attempt: Attempt, now: Now) -> None:
+    """The runner has it but has not started it yet, and may give it back."""
+    queue.offered_at.pop(attempt.offer, None)
+    if attempt.silent:
+        queue.decide(f.AttemptReturned(job=job.id, offer=attempt.offer, started_wall=None, wall=now.wall))
+    if job.stop is not None:
+        removal.send_stop_again(queue, job)
+    elif attempt.overdue:
+        queue.tell_worker(attempt.node, m.WithdrawOffer(offer=attempt.offer))
 
 
 def _lives(queue: Queue, job: Job, attempt: Attempt, started_wall: float, now: Now) -> None:
     """The attempt certainly runs there."""
     queue.offered_at.pop(attempt.offer, None)
     match job.state:
-        case JobState.OFFERED:
+        case JobState.RUNNING if attempt.started_wall is not None:
+            pass
+        case JobState.OFFERED | JobState.RUNNING:
             queue.decide(f.JobStarted(job=job.id, offer=attempt.offer, started_wall=started_wall, wall=now.wall))
         case JobState.UNREACHABLE:
             queue.decide(f.AttemptReturned(job=job.id, offer=attempt.offer, started_wall=started_wall, wall=now.wall))
@@ -197,8 +242,6 @@ def _lives(queue: Queue, job: Job, attempt: Attempt, started_wall: float, now: N
                         f.JobStarted(job=job.id, offer=attempt.offer, started_wall=started_wall, wall=now.wall)
                     )
                 removal.send_stop_again(queue, job)
-        case JobState.RUNNING:
-            pass
         case JobState.HELD | JobState.PENDING | JobState.DONE:
             raise AssertionError("a job with a live attempt is in none of these states")
 
@@ -211,7 +254,15 @@ def _stale_report(queue: Queue, worker: Worker, report: m.AttemptReport, now: No
         case "gone":
             queue.say(worker.session, m.Acknowledge(offers=(report.offer,)))
         case _:
-            queue.say(worker.session, m.StopAttempt(offer=report.offer, kill=True))
+            _kill_stale(queue, worker, report.offer)
+
+
+def _kill_stale(queue: Queue, worker: Worker, offer: int) -> None:
+    """It was given away, or its job was ended without it. What this server never gave is left alone."""
+    assert worker.session is not None
+    sums = queue.state.sums
+    if offer < sums.next_offer and not any(first <= offer <= last for first, last in sums.never_given):
+        queue.say(worker.session, m.StopAttempt(offer=offer, kill=True))
 
 
 # --- single reports --------------------------------------------------------------------------------------------------
@@ -220,24 +271,31 @@ def _stale_report(queue: Queue, worker: Worker, report: m.AttemptReport, now: No
 def started(queue: Queue, worker: Worker, offer: int, started_wall: float, now: Now) -> None:
     found = _live(queue, worker, offer)
     if found is None:
-        assert worker.session is not None
-        queue.say(worker.session, m.StopAttempt(offer=offer, kill=True))
+        _kill_stale(queue, worker, offer)
         return
     job, attempt = found
-    worker.answered(job.template.directory, sees_it=True)
+    worker.sees(job.template.directory)
     _lives(queue, job, attempt, started_wall, now)
+
+
+def queued(queue: Queue, worker: Worker, offer: int) -> None:
+    """It is with the runner: answered, though not started."""
+    _live(queue, worker, offer)
+
+
+def changed(queue: Queue, worker: Worker, message: m.AttemptChanged) -> None:
+    if _live(queue, worker, message.offer) is not None:
+        queue.notes_of_attempts[message.offer] = message.note
 
 
 def deferred(queue: Queue, worker: Worker, message: m.OfferDeferred, now: Now) -> None:
     worker.load = message.load
     worker.updated_wall = now.wall
-    worker.deferred.clear()
     found = _live(queue, worker, message.offer)
     if found is None or found[1].started_wall is not None:
         return
     job, attempt = found
     worker.deferred.add(job.template.request)
-    worker.answered(job.template.directory, sees_it=False)
     _returned(queue, job, attempt, "deferred", message.reason, now)
 
 
@@ -250,7 +308,7 @@ def rejected(queue: Queue, worker: Worker, message: m.OfferRejected, now: Now) -
         worker.decline_place(job.template.directory, message.reason, now.steady)
     else:
         worker.decline_job(job.id, message.reason, now.steady)
-        worker.answered(job.template.directory, sees_it=True)
+        worker.sees(job.template.directory)
     _returned(queue, job, attempt, "rejected", message.reason, now)
 
 
@@ -259,7 +317,6 @@ def withdrawn(queue: Queue, worker: Worker, offer: int, now: Now) -> None:
     if found is None or found[1].started_wall is not None:
         return
     job, attempt = found
-    worker.answered(job.template.directory, sees_it=False)
     _returned(queue, job, attempt, "withdrawn", "", now)
 
 
@@ -272,6 +329,8 @@ def ended(queue: Queue, worker: Worker, offer: int, end: EndRecord, now: Now) ->
     job, attempt = found
     if worker.session is not None:
         queue.say(worker.session, m.Acknowledge(offers=(offer,)))
+    if end.started_wall is not None:
+        worker.sees(job.template.directory)
     by = job.stop.principal if job.stop is not None and isinstance(end.outcome, Canceled) else ""
     if isinstance(end.outcome, Canceled) and job.stop is None:
         # Stopped there although nobody here wants it ended: an order for another life of this job. It runs again.
@@ -297,7 +356,7 @@ def stale_end(queue: Queue, worker: Worker, offer: int, end: EndRecord, now: Now
     if job is not None:
         text = f"superseded, {outcome_text(end.outcome)}"
         queue.decide(f.AttemptSuperseded(job=job, offer=offer, text=text, wall=now.wall))
-    queue.remark(f"offer={offer} worker={queue.name_of(worker.id)} superseded, {outcome_text(end.outcome)}")
+        queue.remark(f"offer={offer} worker={queue.name_of(worker.id)} {text}")
 
 
 def _live(queue: Queue, worker: Worker, offer: int) -> tuple[Job, Attempt] | None:
@@ -312,6 +371,7 @@ def _live(queue: Queue, worker: Worker, offer: int) -> tuple[Job, Attempt] | Non
 
 def _returned(queue: Queue, job: Job, attempt: Attempt, how: f.HowReturned, reason: str, now: Now) -> None:
     """Certain: this offer never started. The job waits again, or is canceled if that was wanted."""
+    queue.forget_offer(job, attempt)
     queue.decide(f.OfferReturned(job=job.id, offer=attempt.offer, how=how, reason=reason, wall=now.wall))
     if job.stop is not None:
         queue.finish(job, Canceled(), now, by=job.stop.principal)
@@ -319,7 +379,7 @@ def _returned(queue: Queue, job: Job, attempt: Attempt, how: f.HowReturned, reas
 
 def lose(queue: Queue, job: Job, attempt: Attempt, reason: str, now: Now) -> None:
     """The attempt is gone or given away; the job waits again, is canceled, or has used up its attempts."""
-    queue.forget_offer(attempt.offer, attempt.node)
+    queue.forget_offer(job, attempt)
     queue.decide(f.AttemptLost(job=job.id, offer=attempt.offer, reason=reason, wall=now.wall))
     if job.stop is not None:
         queue.finish(job, Canceled(f"its attempt was lost: {reason}"), now, by=job.stop.principal)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kueue.core import facts as f
-from kueue.core.queue import OPERATOR, Queue, Removal, expand
+from kueue.core.queue import OPERATOR, Queue, Removal, expand, too_many
 from kueue.core.state import Job
 from kueue.model import Canceled, JobState, Now, kind_of
 from kueue.protocol import messages as m
@@ -26,6 +26,8 @@ def remove(queue: Queue, session: int, message: m.RemoveJobs, past: Mapping[int,
             # The same question from a client that lost its connection: answer there when the time comes.
             removal.session, removal.message = session, message
             return
+    if too_many(queue, session, message.seq, message.ids):
+        return
     ids, never = expand(message.ids, queue.state.sums.next_job)
     results: dict[int, m.Result] = {}
     waiting: set[int] = set()
@@ -67,7 +69,7 @@ def _remove_one(queue: Queue, job: Job, message: m.RemoveJobs, now: Now) -> m.Re
         case JobState.HELD | JobState.PENDING:
             queue.finish(job, Canceled(), now, by=OPERATOR)
             return _canceled(job.id)
-        case JobState.RUNNING | JobState.UNREACHABLE if not kill and attempt is not None and attempt.started_wall:
+        case JobState.RUNNING | JobState.UNREACHABLE if not kill and _has_started(job):
             return m.Result(
                 id=job.id,
                 ok=False,
@@ -90,6 +92,10 @@ def _remove_one(queue: Queue, job: Job, message: m.RemoveJobs, now: Now) -> m.Re
             return None
         case JobState.DONE:
             raise AssertionError("a done job does not live")
+
+
+def _has_started(job: Job) -> bool:
+    return job.attempt is not None and job.attempt.started_wall is not None
 
 
 def _force(queue: Queue, job: Job, now: Now) -> m.Result:
@@ -162,17 +168,19 @@ def review(queue: Queue, now: Now) -> None:
 def _out_of_patience(queue: Queue, job_id: int) -> m.Result:
     job = queue.state.jobs.get(job_id)
     sentence = f"Job ID={job_id} is still stopping; it will not be started again."
+    if job is not None and job.stop is not None and not job.stop.kill:
+        sentence = f"Job ID={job_id} is being taken back; its worker has not said yet whether it has started."
     hint = f"`kueue wait-job {job_id}` waits for the proof, `kueue remove-job --force {job_id}` ends it in the record."
     if job is not None and job.attempt is not None:
         name = queue.name_of(job.attempt.node)
         worker = queue.worker(job.attempt.node)
         if worker.session is None:
             given_up = (
-                "when the worker comes back, and not before"
+                "is not given up before"
                 if job.template.terms.on_lost == "wait"
-                else f"after {queue.settings.worker_timeout_seconds:g} s of silence"
+                else f"is given up after {queue.settings.worker_timeout_seconds:g} s of silence"
             )
-            sentence += (
-                f" Worker {name} does not answer: it is stopped there when {name} returns, and given up {given_up}."
-            )
+            sentence += f" Worker {name} does not answer: the job is stopped there when {name} returns, and {given_up}."
+        elif job.stop is not None and job.stop.kill:
+            sentence += f" Worker {name} has not told its end yet."
     return m.Result(id=job_id, ok=False, text=sentence, hint=hint)

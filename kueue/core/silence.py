@@ -7,7 +7,7 @@ Rules (T = `worker_timeout_seconds`, M = max(2 s, T/10), L = T - M)
 - A worker is declared silent when ``steady - max(heard, opened) > T``, and only when that is seen twice with all mail
   read in between. Declaring closes its session: a closed session answers nothing, so no lease grows after it.
 - After a restart, or a stall of the server's own loop, `opened` begins anew: every earlier answer is older than it.
-- A lowered T counts for giving away only after the old T has passed once.
+- A lowered T counts for giving away only after the old T has passed once, also over a restart of the server.
 - Silence makes attempts revocable, not lost: the job waits for a place again, but the attempt lives on in the record
   until the next offer is stored.
 """
@@ -27,9 +27,24 @@ SECOND_LOOK_SECONDS = 0.05
 
 
 def timeout(queue: Queue, steady: float) -> float:
-    """The T that counts now: the setting, or a longer one from before a reload that workers may still rely on."""
+    """The T that counts now: the setting, or a longer one from before that workers may still rely on."""
     queue.lowered = [(seconds, until) for seconds, until in queue.lowered if until > steady]
     return max([queue.settings.worker_timeout_seconds, *(seconds for seconds, _ in queue.lowered)])
+
+
+def settle_timeout(queue: Queue, now: Now) -> float:
+    """`timeout`, and store it if it is another than before. To be called before any lease is granted by it."""
+    seconds = timeout(queue, now.steady)
+    if seconds != queue.state.sums.timeout_seconds:
+        queue.decide(f.TimeoutChanged(seconds=seconds, wall=now.wall))
+    return seconds
+
+
+def lower_timeout(queue: Queue, old: float, now: Now) -> None:
+    """Leases granted by the `old` T may still run: it counts until it has passed once."""
+    if queue.settings.worker_timeout_seconds < old:
+        queue.lowered.append((old, now.steady + old))
+    settle_timeout(queue, now)
 
 
 def heard(worker: Worker, now: Now) -> None:
@@ -43,7 +58,7 @@ def last_sign(queue: Queue, worker: Worker) -> float:
 
 def look(queue: Queue, now: Now) -> None:
     """Declare workers silent, withdraw overdue offers, give up unknown attempts."""
-    limit = timeout(queue, now.steady)
+    limit = settle_timeout(queue, now)
     for node_id, node in queue.state.nodes.items():
         worker = queue.worker(node_id)
         if worker.is_silent or (worker.session is None and not node.attempts):
@@ -119,7 +134,7 @@ def _overdue(queue: Queue, now: Now) -> None:
 
 def next_deadline(queue: Queue, now: Now) -> float | None:
     """Steady time of the next thing that `look` would do; None if nothing is due."""
-    times: list[float] = []
+    times: list[float] = [until for _, until in queue.lowered]
     limit = timeout(queue, now.steady)
     for node_id, node in queue.state.nodes.items():
         worker = queue.workers.get(node_id)

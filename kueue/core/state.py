@@ -145,6 +145,8 @@ class Sums:
     failed_total: int = 0
     canceled_total: int = 0
     lost_attempts_total: int = 0
+    timeout_seconds: float = 0.0
+    never_given: tuple[tuple[int, int], ...] = ()
 
     def frozen(self) -> f.Aggregates:
         return f.Aggregates(**vars(self))
@@ -197,7 +199,11 @@ class State:
                 self._node_changed(record)
             case f.NumbersRaised(next_job=next_job, next_offer=next_offer):
                 self.sums.next_job = max(self.sums.next_job, next_job)
-                self.sums.next_offer = max(self.sums.next_offer, next_offer)
+                if next_offer > self.sums.next_offer:
+                    self.sums.never_given = (*self.sums.never_given, (self.sums.next_offer, next_offer - 1))
+                    self.sums.next_offer = next_offer
+            case f.TimeoutChanged(seconds=seconds):
+                self.sums.timeout_seconds = seconds
             case f.RequestAnswered(request_id=request_id, principal=principal, answer=answer, wall=wall):
                 self.answers[request_id] = Answer(principal, answer, wall)
 

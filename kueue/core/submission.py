@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from kueue.core import facts as f
 from kueue.core.placement import too_small
@@ -10,7 +11,6 @@ from kueue.core.queue import OPERATOR, Queue
 from kueue.model import JobRange, Now, Request
 from kueue.protocol import messages as m
 
-PARTS_BYTES_MAX = 1 << 30
 MAX_JOBS_AT_ONCE = 5_000_000
 """Far above what a laboratory asks for, far below what fills the server's memory by one slip of a finger."""
 
@@ -71,6 +71,10 @@ def _malformed(entry: JobRange) -> str:
     )
     if min(amounts) < 0 or max(amounts) >= 1 << 53:
         return "amounts must be whole numbers of at least 0"
+    for names in ([name for name, _ in request.named], [name for name, _ in request.counters]):
+        if any(one >= other for one, other in pairwise(names)):
+            # A name twice would be counted once and held twice.
+            return "resources must be sorted by name, each named once"
     if any(name.startswith("@") for name, _ in request.counters):
         return "resource names cannot begin with @"
     if entry.terms.max_attempts < 1:

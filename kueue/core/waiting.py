@@ -3,7 +3,8 @@
 Rules
 - A *shape* is a `Request` (priority and counters included, the directory not). Jobs of one shape fit the same nodes.
 - Inside a shape the jobs are kept per directory, since a worker may lack one: all jobs of it step aside together.
-- Shapes are grouped by what they have in common besides sizes, so that a full lab is seen in one look per group.
+- Shapes are grouped by what they have in common besides memory and priority, so that a full lab is seen in one look
+  per group.
 
 Why this way
     100,000 jobs of 50 shapes cost 50 looks, not 100,000. Heaps with lazy removal are used instead of sorted lists:
@@ -12,26 +13,41 @@ Why this way
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterator, Sequence
 from heapq import heappop, heappush
+from typing import NamedTuple, TypeVar
+
+from msgspec.structs import replace
 
 from kueue.model import Request
 
-GroupKey = tuple[bool, bool, tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]
+T = TypeVar("T", int, tuple[int, str])
+
+GroupKey = tuple[int, int, bool, bool, tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]
+
+SCAN = 16
+"""One step down a heap costs about as much as looking at so many directories in a row."""
+BLOCK = 64
+"""Most shapes of a block: the root of the 10,000 sizes that a lab may bring, roughly."""
 
 
 class Shape:
     """The waiting jobs of one request, lowest id first."""
 
-    __slots__ = ("_members", "_order", "_places", "request")
+    __slots__ = ("_gone", "_listed", "_members", "_order", "_places", "request")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self._members: set[int] = set()
         self._places: dict[str, list[int]] = {}
-        """Directory → heap of ids; entries that are no members are stale."""
+        """Directory → heap of ids; those in `_gone` are stale."""
+        self._gone: set[int] = set()
+        """Ids that left from the middle of a heap and still stand there."""
         self._order: list[tuple[int, str]] = []
         """Heap of (lowest id, directory); an entry is valid if it still tells the lowest id of its directory."""
+        self._listed: set[tuple[int, str]] = set()
+        """What stands in `_order`: a job that is offered and given back for days must not stand there many times."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -42,99 +58,192 @@ class Shape:
     def add(self, job: int, place: str) -> None:
         self._members.add(job)
         heap = self._places.setdefault(place, [])
-        heappush(heap, job)
+        if job in self._gone:
+            self._gone.remove(job)
+        else:
+            heappush(heap, job)
         if heap[0] == job:
-            heappush(self._order, (job, place))
+            self._list(job, place)
 
     def discard(self, job: int, place: str) -> None:
         if job not in self._members:
             return
-        was_first = self._first_of(place) == job
         self._members.remove(job)
-        first = self._first_of(place)
-        if was_first and first is not None:
-            heappush(self._order, (first, place))
+        heap = self._places[place]
+        if heap[0] != job:
+            self._gone.add(job)
+            return
+        heappop(heap)
+        while heap and heap[0] in self._gone:
+            self._gone.remove(heappop(heap))
+        if heap:
+            self._list(heap[0], place)
+        else:
+            del self._places[place]
 
     def first(self, without: Collection[str] = (), without_jobs: Collection[int] = ()) -> int | None:
-        """The lowest waiting id whose directory is not in `without`; None if there is none."""
+        """The lowest waiting id that is not in `without_jobs` nor its directory in `without`; None if there is none."""
         order = self._order
-        while order and self._first_of(order[0][1]) != order[0][0]:
-            heappop(order)
+        while order and not self._is_valid(order[0]):
+            self._listed.remove(heappop(order))
         if not order:
             return None
         if not without and not without_jobs:
             return order[0][0]
-        return self._first_but(without, without_jobs)
+        if SCAN * len(without) > len(self._places):
+            jobs = (self._first_in(heap, without_jobs) for place, heap in self._places.items() if place not in without)
+            return min((job for job in jobs if job is not None), default=None)
+        best: int | None = None
+        for entry in _ascending(order):
+            job, place = entry
+            if best is not None and job > best:
+                break
+            if place not in without and self._is_valid(entry):
+                found = self._first_in(self._places[place], without_jobs)
+                if found is not None and (best is None or found < best):
+                    best = found
+        return best
 
-    def count_of(self, place: str) -> int:
-        """How many jobs of that directory wait; for people, walks them."""
-        return sum(1 for job in set(self._places.get(place, ())) if job in self._members)
-
-    def places(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def _first_of(self, place: str) -> int | None:
-        heap = self._places.get(place)
-        if heap is None:
-            return None
-        while heap and heap[0] not in self._members:
-            heappop(heap)
-        if heap:
+    def _first_in(self, heap: list[int], without_jobs: Collection[int]) -> int | None:
+        if heap[0] not in without_jobs:
             return heap[0]
-        del self._places[place]
-        return None
+        return next((job for job in _ascending(heap) if job not in self._gone and job not in without_jobs), None)
 
-    def _first_but(self, without: Collection[str], without_jobs: Collection[int]) -> int | None:
-        # The heap is walked from its root in ascending order: as many steps as directories stand aside, not more.
-        order = self._order
-        todo: list[tuple[int, int]] = [(order[0][0], 0)]
-        while todo:
-            job, index = heappop(todo)
-            place = order[index][1]
-            if place not in without and self._first_of(place) == job:
-                if job not in without_jobs:
-                    return job
-                others = [
-                    other for other in self._places[place] if other in self._members and other not in without_jobs
-                ]
-                if others:
-                    return min(others)
-            for child in (2 * index + 1, 2 * index + 2):
-                if child < len(order):
-                    heappush(todo, (order[child][0], child))
-        return None
+    def _list(self, job: int, place: str) -> None:
+        entry = job, place
+        if entry not in self._listed:
+            self._listed.add(entry)
+            heappush(self._order, entry)
+
+    def _is_valid(self, entry: tuple[int, str]) -> bool:
+        heap = self._places.get(entry[1])
+        return heap is not None and heap[0] == entry[0]
+
+
+def _ascending(heap: Sequence[T]) -> Iterator[T]:
+    """The entries of a heap in order, as many steps as are asked for; the heap stays as it is."""
+    todo = [(heap[0], 0)]
+    while todo:
+        entry, index = heappop(todo)
+        yield entry
+        for child in range(2 * index + 1, min(2 * index + 3, len(heap))):
+            heappush(todo, (heap[child], child))
+
+
+class Block:
+    """Some shapes of a group, neighbours in size, and the one of them whose turn is first."""
+
+    __slots__ = ("_first", "shapes")
+
+    def __init__(self, shapes: list[Shape]) -> None:
+        self.shapes = shapes
+        """Ascending `ram_mb`, never empty."""
+        self._first: Turn | None = None
+
+    @property
+    def least(self) -> int:
+        return self.shapes[0].request.ram_mb
+
+    @property
+    def most(self) -> int:
+        return self.shapes[-1].request.ram_mb
+
+    def changed(self) -> None:
+        self._first = None
+
+    def first(self) -> Turn:
+        if self._first is None:
+            self._first = min(map(turn_of, self.shapes))
+        return self._first
 
 
 class Group:
-    """Shapes that differ in sizes and priority only, and the smallest of each size among them."""
+    """Shapes that differ in memory and priority only, in blocks by memory: no question walks them all."""
 
-    __slots__ = ("_bound", "shapes")
+    __slots__ = ("blocks", "probe", "shapes")
 
-    def __init__(self) -> None:
+    def __init__(self, request: Request) -> None:
         self.shapes: dict[Request, Shape] = {}
-        self._bound: tuple[int, int, int] | None = None
+        self.probe = replace(request, ram_mb=0)
+        """What fits wherever a member fits but for its memory."""
+        self.blocks: list[Block] = []
 
-    def added(self, request: Request) -> None:
-        if self._bound is not None:
-            slots, cores, ram_mb = self._bound
-            sizes = smallest(request)
-            self._bound = (min(slots, sizes[0]), min(cores, sizes[1]), min(ram_mb, sizes[2]))
+    def add(self, shape: Shape) -> None:
+        self.shapes[shape.request] = shape
+        ram_mb = shape.request.ram_mb
+        at = min(bisect_left(self.blocks, ram_mb, key=_most), len(self.blocks) - 1)
+        if at < 0:
+            self.blocks.append(Block([shape]))
+            return
+        block = self.blocks[at]
+        insort(block.shapes, shape, key=_ram_mb)
+        block.changed()
+        if len(block.shapes) > BLOCK:
+            half = len(block.shapes) // 2
+            self.blocks[at : at + 1] = [Block(block.shapes[:half]), Block(block.shapes[half:])]
 
-    def removed(self) -> None:
-        self._bound = None
+    def discard(self, shape: Shape) -> None:
+        del self.shapes[shape.request]
+        at = self._block_of(shape)
+        block = self.blocks[at]
+        block.shapes.remove(shape)
+        block.changed()
+        if not block.shapes:
+            del self.blocks[at]
 
-    def bound(self) -> tuple[int, int, int]:
-        """No member needs less than these slots, cores and megabytes."""
-        if self._bound is None:
-            sizes = [smallest(request) for request in self.shapes]
-            self._bound = (min(s[0] for s in sizes), min(s[1] for s in sizes), min(s[2] for s in sizes))
-        return self._bound
+    def changed(self, shape: Shape) -> None:
+        """Another job of the shape is its first now."""
+        self.blocks[self._block_of(shape)].changed()
+
+    def first(self, ram_mb: float, without: Collection[Request]) -> Turn | None:
+        """The turn that is first among the shapes of at most so much memory that are not in `without`."""
+        best: Turn | None = None
+        for block in self.blocks:
+            if block.least > ram_mb:
+                break
+            turn: Turn | None = block.first() if block.most <= ram_mb else None
+            if turn is None or turn.shape.request in without:
+                small = (shape for shape in block.shapes if shape.request.ram_mb <= ram_mb)
+                turn = min((turn_of(shape) for shape in small if shape.request not in without), default=None)
+            if turn is not None and (best is None or turn < best):
+                best = turn
+        return best
+
+    def _block_of(self, shape: Shape) -> int:
+        at = bisect_left(self.blocks, shape.request.ram_mb, key=_most)
+        # Shapes of one size (they differ in priority) may stand in neighbouring blocks.
+        while shape not in self.blocks[at].shapes:
+            at += 1
+        return at
 
 
-def smallest(request: Request) -> tuple[int, int, int]:
-    """The least (slots, cores, ram_mb) with which this request may start on any machine."""
-    cores = min(1, request.cores) if request.cores_are_wish else request.cores
-    return request.slots, cores, 0 if request.ram_is_wish else request.ram_mb
+class Turn(NamedTuple):
+    """When it is whose turn: the order in which jobs are placed."""
+
+    minus_priority: int
+    job: int
+    """The lowest waiting id of the shape: no two shapes have the same."""
+    shape: Shape
+
+
+def turn_of(shape: Shape) -> Turn:
+    """Of a shape in which jobs wait."""
+    job = shape.first()
+    assert job is not None
+    return Turn(-shape.request.priority, job, shape)
+
+
+def _most(block: Block) -> int:
+    return block.most
+
+
+def _ram_mb(shape: Shape) -> int:
+    return shape.request.ram_mb
+
+
+def smallest(request: Request) -> tuple[int, int]:
+    """The least (slots, cores) with which this request may start on any machine."""
+    return request.slots, min(1, request.cores) if request.cores_are_wish else request.cores
 
 
 class Waiting:
@@ -159,12 +268,16 @@ class Waiting:
         key = _key(request)
         group = self.groups.get(key)
         if group is None:
-            group = self.groups[key] = Group()
+            group = self.groups[key] = Group(request)
         shape = group.shapes.get(request)
-        if shape is None:
-            shape = group.shapes[request] = Shape(request)
-            group.added(request)
+        if shape is not None:
+            shape.add(job, place)
+            if shape.first() == job:
+                group.changed(shape)
+            return
+        shape = Shape(request)
         shape.add(job, place)
+        group.add(shape)
 
     def discard(self, job: int, request: Request, place: str) -> None:
         key = _key(request)
@@ -172,13 +285,22 @@ class Waiting:
         shape = None if group is None else group.shapes.get(request)
         if group is None or shape is None:
             return
+        was_first = shape.first() == job
         shape.discard(job, place)
         if not shape:
-            del group.shapes[request]
-            group.removed()
+            group.discard(shape)
             if not group.shapes:
                 del self.groups[key]
+        elif was_first:
+            group.changed(shape)
 
 
 def _key(request: Request) -> GroupKey:
-    return request.cores_are_wish, request.ram_is_wish, request.named, request.counters
+    return (
+        request.slots,
+        request.cores,
+        request.cores_are_wish,
+        request.ram_is_wish,
+        request.named,
+        request.counters,
+    )

@@ -53,8 +53,10 @@ class Worker:
     updated_wall: float | None = None
     declined: dict[str, Decline] = field(default_factory=dict)
     declined_jobs: dict[int, Decline] = field(default_factory=dict)
-    probing: set[str] = field(default_factory=set)
-    """Directories declined before whose pause is over: the next job is sent alone."""
+    probing: dict[str, str] = field(default_factory=dict)
+    """Directory declined before whose pause is over → the reason then: the next job is sent alone."""
+    asking: dict[str, int] = field(default_factory=dict)
+    """Directory → the offer that is out asking for it."""
     deferred: set[Request] = field(default_factory=set)
     unknown: dict[int, float] = field(default_factory=dict)
     """Offer → steady time since when this worker cannot say what became of it."""
@@ -78,7 +80,7 @@ class Worker:
             return "is stopping"
         if any(attempt.overdue for attempt in node.attempts.values()):
             return "does not answer an offer"
-        if self.set_aside_until is not None and now_steady < self.set_aside_until:
+        if self.is_set_aside(now_steady):
             return f"is set aside: {self.set_aside_note}"
         return ""
 
@@ -108,28 +110,36 @@ class Worker:
     def decline_place(self, directory: str, reason: str, steady: float) -> None:
         pause = max(RETRY_SECONDS, len(self.declined) / RETRIES_PER_SECOND)
         self.declined[directory] = Decline(reason, steady + pause)
-        self.probing.discard(directory)
+        self.probing.pop(directory, None)
+        self.asking.pop(directory, None)
 
     def decline_job(self, job: int, reason: str, steady: float) -> None:
         self.declined_jobs[job] = Decline(reason, steady + RETRY_SECONDS)
 
-    def offered(self, directory: str) -> None:
+    def offered(self, directory: str, offer: int) -> None:
         """A job of that directory is on its way; if the directory was declined before, it goes alone."""
-        if directory in self.probing:
-            self.declined[directory] = Decline("is being asked again", float("inf"))
+        reason = self.probing.get(directory)
+        if reason is not None:
+            self.declined[directory] = Decline(reason, float("inf"))
+            self.asking[directory] = offer
 
-    def answered(self, directory: str, *, sees_it: bool) -> None:
-        """An offer of that directory was answered otherwise than by a rejection."""
-        if directory in self.probing:
+    def sees(self, directory: str) -> None:
+        """A job has started there: whatever was declined before is seen now."""
+        if self.declined or self.probing:
             self.declined.pop(directory, None)
-            if sees_it:
-                self.probing.discard(directory)
+            self.probing.pop(directory, None)
+            self.asking.pop(directory, None)
+
+    def asked(self, directory: str, offer: int) -> None:
+        """That offer is over; if it was out asking and nothing was learnt, the next job asks."""
+        if self.asking.get(directory) == offer:
+            del self.asking[directory]
+            self.declined.pop(directory, None)
 
     def retry(self, steady: float) -> None:
         """Let pauses that are over end."""
         for directory in [d for d, decline in self.declined.items() if decline.retry_at <= steady]:
-            del self.declined[directory]
-            self.probing.add(directory)
+            self.probing[directory] = self.declined.pop(directory).reason
         for job in [j for j, decline in self.declined_jobs.items() if decline.retry_at <= steady]:
             del self.declined_jobs[job]
 
@@ -139,8 +149,11 @@ class Worker:
 
     # --- black holes -------------------------------------------------------------------------------------------------
 
-    def ended(self, *, failed_fast: bool) -> bool:
+    def ended(self, steady: float, *, failed_fast: bool) -> bool:
         """Count an end. Returns whether the worker has now failed too many in a row."""
+        if self.is_set_aside(steady):
+            # What was offered before the pause tells nothing about the time after it.
+            return False
         if not failed_fast:
             self.fast_failures = 0
             self.set_aside_seconds = SET_ASIDE_SECONDS
@@ -149,9 +162,15 @@ class Worker:
         self.fast_failures += 1
         return self.fast_failures >= FAST_FAILURES
 
-    def set_aside(self, steady: float, reason: str) -> None:
-        self.set_aside_until = steady + self.set_aside_seconds
-        self.set_aside_seconds = min(2 * self.set_aside_seconds, SET_ASIDE_SECONDS_MAX)
+    def is_set_aside(self, steady: float) -> bool:
+        return self.set_aside_until is not None and steady < self.set_aside_until
+
+    def set_aside(self, steady: float, reason: str) -> float:
+        """Give it no jobs for a while. Returns the seconds; they double each time in a row."""
+        pause = self.set_aside_seconds
+        self.set_aside_until = steady + pause
+        self.set_aside_seconds = min(2 * pause, SET_ASIDE_SECONDS_MAX)
         self.set_aside_note = reason
         # One more fast failure after the pause sets it aside again: it is on probation, not forgiven.
         self.fast_failures = FAST_FAILURES - 1
+        return pause

@@ -1,0 +1,73 @@
+"""What people are shown of live jobs."""
+
+from __future__ import annotations
+
+import pytest
+
+from kueue.core import queries
+from kueue.core.engine import Engine
+from kueue.core.settings import Settings
+from kueue.model import EndRecord, Exited, JobRange, MachineTotals, Now, Payload, Place, Request
+from kueue.protocol import messages as m
+
+NOW = Now(wall=1000.0, steady=0.0)
+
+
+@pytest.fixture
+def engine() -> Engine:
+    """Job 0 runs, 1 is offered, 2 is being stopped while offered, 3 while running, 4 and 5 wait, 6 has failed."""
+    engine = Engine(Settings(counters={"genus": 1}), queue_id="q")
+    engine.opened(NOW)
+    totals = MachineTotals(slots=4, cores=8, ram_mb=1000)
+    engine.handle(1, m.WorkerHello(identity="i", name="ralab04", machine_id="m", boot_id="b", totals=totals), NOW)
+    entry = JobRange(payload=Payload(argv=("true",)), place=Place(cwd="/d"), request=Request(), count=4)
+    engine.handle(9, m.Submit(seq=1, request_id="a", ranges=(entry,)), NOW)
+    engine.settle(NOW)
+    engine.handle(9, m.Submit(seq=1, request_id="b", ranges=(entry,)), NOW)
+    for offer in (0, 3):
+        engine.handle(1, m.AttemptStarted(offer=offer, started_wall=990.0), NOW)
+    engine.handle(9, m.RemoveJobs(seq=1, request_id="c", ids=((2, 3),), kill=True), NOW)
+    engine.handle(9, m.RemoveJobs(seq=1, request_id="d", ids=((7, 7),)), NOW)
+    return engine
+
+
+def test_a_job_that_is_being_stopped_counts_as_what_it_was(engine):
+    counts = dict(queries.counts(engine))
+    assert counts == {
+        "held": 0, "pending": 3, "offered": 2, "running": 2, "succeeded": 0, "failed": 0, "canceled": 1,
+    }  # fmt: skip
+    assert sum(counts.values()) == engine.state.sums.next_job
+
+
+def test_a_row_says_that_the_job_is_being_stopped(engine):
+    row = queries.live_row(engine, engine.state.jobs[3], NOW)
+    assert (row.state, row.stopping, row.note, row.worker) == ("running", True, "stopping", "ralab04")
+
+
+def test_the_estimates_count_running_and_pending_jobs(engine):
+    assert queries.estimates(engine, NOW) == (10, 15)
+    end = EndRecord(outcome=Exited(0), started_wall=980.0, ended_wall=1000.0, run_seconds=20.0)
+    engine.handle(1, m.AttemptEnded(offer=0, end=end), NOW)
+    assert queries.estimates(engine, NOW) == (20, 70)
+
+
+def test_a_waiting_job_is_explained_per_worker_and_counter(engine):
+    verdict, workers, counters = queries.explain(engine, engine.state.jobs[4], NOW)
+    assert verdict == "worker ralab04 has 0 job slots free, 1 asked for"
+    assert workers == [("ralab04", False, "has 0 job slots free, 1 asked for")]
+    assert counters == [("global_max_parallel_jobs", True, "would fit: 4 of 100 used, 1 asked for")]
+
+
+def test_a_silent_worker_is_named_with_its_jobs(engine):
+    engine.session_closed(1, NOW)
+    assert queries.live_row(engine, engine.state.jobs[0], NOW).note == "worker ralab04 not connected"
+    for steady in (301.0, 301.1):
+        engine.tick(Now(wall=1301.0, steady=steady))
+    note = queries.live_row(engine, engine.state.jobs[0], NOW).note
+    assert note.startswith("worker ralab04 silent since ")
+    (row,) = queries.worker_rows(engine, NOW)
+    assert (row.state, row.running, row.offered) == ("silent", (0,), (1,))
+
+
+def test_the_use_of_a_counter_is_told(engine):
+    assert queries.resource_rows(engine) == [m.ResourceRow(name="genus", used=0, total=1)]
