@@ -10,6 +10,7 @@ Rules
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ PRINCIPAL = "operator"
 _log = log.logger("server.sessions")
 
 
-class Session:
+class Session(ABC):
     """What client and worker sessions have in common. `run` lives as long as the connection."""
 
     is_worker = False
@@ -105,9 +106,9 @@ class Session:
         if failure is not None:
             raise failure
 
+    @abstractmethod
     async def serve(self, nursery: trio.Nursery, rest: Sequence[m.Message]) -> None:
         """Read until the end of the connection; `nursery` is for tasks that end with it."""
-        raise NotImplementedError
 
     async def _end_when_told(self, scope: trio.CancelScope) -> None:
         await self._end.wait()

@@ -116,7 +116,7 @@ class Lab:
         found = self.kueue("list-workers", "--json")
         if found.returncode != 0:
             return {}
-        rows = json.loads(found.stdout)['workers']
+        rows = json.loads(found.stdout)["workers"]
         return next((row for row in rows if row["name"] == name and row["state"] != "away"), {})
 
     def kueue(

@@ -233,7 +233,7 @@ def test_forgotten_output_goes_and_records_of_the_runner_stay(spool):
 
 
 def test_relative_paths_are_under_the_jobs_directory():
-    assert resolved("a/b", "/work") == "/work/a/b"
+    assert resolved("a/b", "/data") == "/data/a/b"
     assert resolved("/a/b", "/work") == "/a/b"
     assert resolved(DISCARD, "/work") == DISCARD
     assert resolved(None, "/work") is None
