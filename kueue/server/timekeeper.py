@@ -9,7 +9,7 @@ import trio
 from kueue import clock
 from kueue.model import Now
 
-STEP_SECONDS = 0.25
+LEAST_STEP_SECONDS = 0.25
 
 
 def slept() -> float:
@@ -20,8 +20,9 @@ def slept() -> float:
 class Timekeeper:
     """Tells `stalled` (with the reason in words) whenever the loop was late by more than `tolerance` seconds.
 
-    `run` looks four times a second; `check` is for moments before decisions about silence, since after a stall the
-    decision may come up before the task that would have noticed.
+    `run` looks twice within the tolerance, so that a laboratory with long time-outs has a server that sleeps; `check`
+    is for moments before decisions about silence, since after a stall the decision may come up before the task that
+    would have noticed.
     """
 
     def __init__(
@@ -36,20 +37,23 @@ class Timekeeper:
         self._now = now
         self._slept = slept
         self._last = now().steady
+        self._step = LEAST_STEP_SECONDS
         self._slept_before = slept()
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            await trio.sleep(STEP_SECONDS)
+            self._step = max(LEAST_STEP_SECONDS, self._tolerance() / 2)
+            await trio.sleep(self._step)
             self.check()
             self._last = self._now().steady
 
     def check(self) -> None:
-        late = self._now().steady - self._last - STEP_SECONDS
+        late = self._now().steady - self._last - self._step
         asleep = self._slept() - self._slept_before
         self._slept_before += asleep
-        if late > self._tolerance():
+        # A stall may have begun just before the step was over: what is left of the tolerance then is the limit.
+        if late > self._tolerance() - (self._step - LEAST_STEP_SECONDS):
             self._last = self._now().steady
             self._stalled(f"this program stood still for {late:.1f} s")
         elif abs(asleep) > self._tolerance():
