@@ -167,7 +167,11 @@ class ServerSettings(Section):
         in_template=True,
     )
     job_cleanup_after_minutes: int = _whole(
-        2880, "Age after which finished and canceled jobs are dropped", most=10**9, unit="minutes", in_template=True
+        2880,
+        "Age after which finished and canceled jobs are dropped (whole minutes, strictly more than)",
+        most=10**9,
+        unit="minutes",
+        in_template=True,
     )
     global_max_parallel_jobs: int = _whole(
         100, "Most job slots in use at once, over all workers", unit="slots", in_template=True

@@ -83,8 +83,8 @@ class Room:
     declined: Collection[str] = ()
     """Directories that this worker said it cannot see, until asked again."""
     declined_jobs: Collection[int] = ()
-    deferred: Collection[Request] = ()
-    """Requests it put off until its next report."""
+    deferred: Mapping[Request, str] = field(default_factory=dict)
+    """Requests it put off until its next report → why."""
     closed: str = ""
     """Why it gets no jobs at all; empty: it does."""
 
@@ -134,7 +134,7 @@ def obstacle(request: Request, room: Room) -> Obstacle | None:
         if amount > free:
             return Obstacle("taken", name, amount, free)
     if room.deferred and request in room.deferred:
-        return Obstacle("deferred", "put it off until its next report")
+        return Obstacle("deferred", f"put it off until its next report: {room.deferred[request]}")
     return None
 
 

@@ -80,6 +80,11 @@ def _node_for(queue: Queue, message: m.WorkerHello, now: Now) -> tuple[Node, Non
         and worker.heard is not None
         and now.steady - worker.heard <= ANSWERS_WITHIN_SECONDS
     )
+    if worker is not None and record.boot_id == message.boot_id and 0 < message.made_boottime < worker.hello_boottime:
+        return node, m.Sorry(
+            reason=f"worker {record.name} has said hello anew since this one was under way",
+            lasting=False,
+        )
     if answers and record.boot_id != message.boot_id:
         # On one boot the worker's own lock keeps a second one away; across boots only one of two can be the copy.
         return node, m.Sorry(
@@ -114,6 +119,7 @@ def _open_session(queue: Queue, worker: Worker, session: int, message: m.WorkerH
     queue.by_session[session] = worker.id
     worker.session = session
     worker.heard = now.steady
+    worker.hello_boottime = message.made_boottime
     worker.suspected = None
     worker.is_silent = False
     worker.silent_wall = None
@@ -194,7 +200,14 @@ def _compare(queue: Queue, worker: Worker, job: Job, attempt: Attempt, report: m
             ended(queue, worker, attempt.offer, report.end, now)
         case "gone":
             gone(queue, worker, attempt.offer, f"{queue.name_of(worker.id)} has no process of it left", now)
-        case "unknown" | "ended":
+        case "ended":
+            # Its record follows right after the welcome and decides the job: until then nobody else gets it.
+            if attempt.silent:
+                queue.decide(
+                    f.AttemptReturned(job=job.id, offer=attempt.offer, started_wall=report.started_wall, wall=now.wall)
+                )
+            worker.unknown[attempt.offer] = now.steady
+        case "unknown":
             worker.unknown[attempt.offer] = now.steady
         case "queued" if report.started_wall is None and attempt.started_wall is None:
             _waits(queue, job, attempt, now)
@@ -295,7 +308,7 @@ def deferred(queue: Queue, worker: Worker, message: m.OfferDeferred, now: Now) -
     if found is None or found[1].started_wall is not None:
         return
     job, attempt = found
-    worker.deferred.add(job.template.request)
+    worker.deferred[job.template.request] = message.reason
     _returned(queue, job, attempt, "deferred", message.reason, now)
 
 

@@ -42,6 +42,8 @@ class Worker:
     id: int
     session: int | None = None
     heard: float | None = None
+    hello_boottime: float = 0.0
+    """On its own clock: when the newest hello of its present boot was made."""
     suspected: float | None = None
     """Steady time at which silence was first seen; declared only when seen again, after all mail was read."""
     is_silent: bool = False
@@ -57,7 +59,8 @@ class Worker:
     """Directory declined before whose pause is over → the reason then: the next job is sent alone."""
     asking: dict[str, int] = field(default_factory=dict)
     """Directory → the offer that is out asking for it."""
-    deferred: set[Request] = field(default_factory=set)
+    deferred: dict[Request, str] = field(default_factory=dict)
+    """Request that it put off until its next report → why."""
     unknown: dict[int, float] = field(default_factory=dict)
     """Offer → steady time since when this worker cannot say what became of it."""
     fast_failures: int = 0

@@ -171,7 +171,10 @@ class SetNode(Message, frozen=True, kw_only=True):
 
 
 class ReadOutput(Message, frozen=True, kw_only=True):
-    """Read one stream of a job. Answered by `Output`, with ``follow`` by many; the last has ``end = true``."""
+    """Read one stream of a job. Answered by one `Output`, whose ``end`` says that the stream ends with it.
+
+    With ``follow`` it is answered by many, of which the last has ``end = true``.
+    """
 
     seq: int
     id: int
@@ -463,6 +466,9 @@ class WorkerHello(Message, frozen=True, kw_only=True):
     name: str
     machine_id: str
     boot_id: str
+    made_boottime: float = 0.0
+    """When it was made, on the worker's ``CLOCK_BOOTTIME``: one that was held up on the way and comes after a newer one
+    of the same boot is refused, for what it says is not the truth any more. 0: not said."""
     info: MachineInfo = MachineInfo()
     totals: MachineTotals
     load: MachineLoad = MachineLoad()

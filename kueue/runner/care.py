@@ -20,6 +20,8 @@ class Care:
     queue_id: str
     tag: int
     memo: str = ""
+    cgroup: str = ""
+    """Directory of its cgroup; empty: it has none."""
     pid: int | None = None
     executed: bool = False
     started_wall: float | None = None
@@ -37,7 +39,9 @@ class Care:
     @classmethod
     def from_start(cls, offer: int, record: Record) -> Care:
         """From ``start.json``."""
-        return cls(offer, record["job"], record["queue_id"], record["tag"], record.get("memo", ""))
+        return cls(
+            offer, record["job"], record["queue_id"], record["tag"], record.get("memo", ""), record.get("cgroup", "")
+        )
 
     def mirror(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in MIRRORED}

@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import dataclass
 
+from kueue.runner.kernel import exit_status
 from kueue.runner.spool import Record, Spool
 
 
@@ -47,6 +48,17 @@ def reap(mains: dict[int, int], spool: Spool) -> list[Exit]:
     while (pid := ended_child()) is not None:
         exits.append(take(pid, mains.pop(pid, None), spool))
     return exits
+
+
+def ended_elsewhere(pid: int, pidfd: int) -> Record | None:
+    """How a process ended that was not our child, without what it used; None: nobody can say, or not yet."""
+    status = exit_status(pidfd)
+    if status is None:
+        return None
+    code = os.waitstatus_to_exitcode(status)
+    record: Record = {"pid": pid, "code": None, "signal": None, "at": boottime(), "wall": time.time()}
+    record["code" if code >= 0 else "signal"] = abs(code)
+    return record
 
 
 def take(pid: int, offer: int | None, spool: Spool) -> Exit:

@@ -1,8 +1,8 @@
 """The keeper: carries out what the policy decides, and answers the worker.
 
-It touches ``/proc``, the local spool and its sockets, never a path of a user: nothing can hang it. The spawner, its
-child, makes and reaps the processes; when the spawner dies they become the keeper's own children, when the keeper dies
-the spawner goes on as keeper, from the mirror that it was sent before each action.
+It touches ``/proc``, its cgroup, the local spool and its sockets, never a path of a user: nothing can hang it. The
+spawner, its child, makes and reaps the processes; when the spawner dies they become the keeper's own children, when the
+keeper dies the spawner goes on as keeper, from the mirror that it was sent before each action.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from kueue.runner import cgroup
 from kueue.runner.care import Care, terms_of
-from kueue.runner.children import boottime, ended_child, has_ended, take
+from kueue.runner.children import boottime, ended_child, ended_elsewhere, has_ended, take
 from kueue.runner.desk import Desk, close, want
 from kueue.runner.kernel import be_subreaper, name_process
 from kueue.runner.log import Log
@@ -59,6 +60,8 @@ class Settings:
     version: str
     linger_seconds: float = 10.0
     """How long a runner without attempts and worker waits for either."""
+    cgroup: str = ""
+    """Directory of the cgroup that is ours to divide; empty: none is."""
 
 
 @dataclass
@@ -86,6 +89,8 @@ class Keeper:
         """Main processes that are our own children (their spawner died) → offer."""
         self.watched: dict[int, int] = {}
         """Descriptor of a main process that somebody else reaps → offer."""
+        self.unexplained: dict[int, int] = {}
+        """Offer → descriptor of a main process that has ended under somebody else; its status may come yet."""
         self.spawner: Child | None = None
         self.retired: dict[int, Child] = {}
         self.sent: dict[int, float] = {}
@@ -97,6 +102,8 @@ class Keeper:
         """Attempts to look after when `again_at` comes: a record to write, a process to be reaped by somebody else."""
         self.again_at: float | None = None
         self.unwritten: dict[int, Record] = {}
+        self.dropped: set[int] = set()
+        """Tags of trees that are over and whose cgroups are still there."""
         self.idle_since: float | None = None
         self.leaving = False
         self.server_watch = ServerWatch()
@@ -257,11 +264,13 @@ class Keeper:
         if is_new and offer in self.policy.attempts:
             tag = tag_of(order["queue_id"], self.settings.identity, offer)
             care = Care(offer, order["job"], order["queue_id"], tag, order.get("memo", ""), line=line)
+            care.cgroup = cgroup.fresh_directory(self.settings.cgroup, offer)
             record = {
                 "offer": offer,
                 "job": care.job,
                 "queue_id": care.queue_id,
                 "tag": tag,
+                "cgroup": care.cgroup,
                 "runner": self.rundir.runner,
                 "memo": care.memo,
                 "ordered_wall": time.time(),
@@ -274,8 +283,15 @@ class Keeper:
             except OSError as error:
                 actions = self.policy.start_refused(offer, f"{self.spool.root}: {error.strerror}", now)
             else:
-                self.cares[offer] = care
+                self.take_in(care)
         self.do(actions, answers=True)
+
+    def take_in(self, care: Care) -> None:
+        """From now on this attempt is ours to look after."""
+        self.cares[care.offer] = care
+        if care.cgroup:
+            self.dropped.discard(care.tag)
+            self.scanner.cgroups[care.tag] = care.cgroup
 
     def _forget(self, offer: int) -> None:
         if offer not in self.unwritten and self.policy.forget(offer):
@@ -301,7 +317,7 @@ class Keeper:
                 case Kill(offer):
                     todo += self._signal(offer, signal.SIGKILL, now)
                 case Pause(offer):
-                    seen = self.scanner.signal_tree(self.cares[offer].tag, signal.SIGSTOP)
+                    seen = self.scanner.pause_tree(self.cares[offer].tag)
                     todo += self.policy.seen(offer, seen.living, seen.running, now, seen.note)
                 case Continue(offer):
                     self.scanner.continue_tree(self.cares[offer].tag)
@@ -351,7 +367,9 @@ class Keeper:
                     self.desk.tell("Changed", offer=offer, state=state, note=tell.note)
 
     def _vanish(self, offer: int) -> None:
-        if self.cares.pop(offer, None) is not None:
+        care = self.cares.pop(offer, None)
+        if care is not None:
+            self.drop_tree(care)
             self.spool.forget(offer)
 
     def _finish(self, finish: Finish, now: float) -> None:
@@ -369,7 +387,13 @@ class Keeper:
             return
         del self.unwritten[care.offer]
         care.end = record
+        self.drop_tree(care)
         self._tell_end(care)
+
+    def drop_tree(self, care: Care) -> None:
+        """What was allowed to stay behind keeps its cgroup for as long as it lives."""
+        if care.cgroup:
+            self.dropped.add(care.tag)
 
     def _tell_end(self, care: Care) -> None:
         if care.end is None:
@@ -417,6 +441,7 @@ class Keeper:
                     self.changed.add(offer)
 
     def _flush(self) -> None:
+        self.dropped = {tag for tag in self.dropped if not self.scanner.drop(tag)}
         self._send_mirror()
         self.desk.flush()
         for child in self._spawners():
@@ -488,7 +513,7 @@ class Keeper:
             return
         care.spawner = self.spawner.pid
         self.sent[offer] = boottime()
-        head = {"do": "start", "offer": offer, "tag": care.tag, "not_after": not_after}
+        head = {"do": "start", "offer": offer, "tag": care.tag, "cgroup": care.cgroup, "not_after": not_after}
         self.spawner.lines.put(line_of(head) + care.line + b"\n")
 
     def _send_mirror(self) -> None:
@@ -651,19 +676,33 @@ class Keeper:
     def _watched_ended(self, descriptor: int) -> None:
         offer = self.watched.pop(descriptor)
         self.selector.unregister(descriptor)
-        os.close(descriptor)
+        self.unexplained[offer] = descriptor
         if offer in self.cares:
             self._find_end(self.cares[offer])
+        else:
+            self._explained(offer)
 
     def _find_end(self, care: Care) -> None:
-        """The main process has ended under somebody else: read what that one wrote down, if it did."""
+        """The main process has ended under somebody else: read what that one wrote down, or ask the kernel."""
         attempt = self.policy.attempts.get(care.offer)
         if attempt is None or not attempt.lives or attempt.main_ended:
+            self._explained(care.offer)
             return
         main = self.spool.read(care.offer, MAIN)
+        if main is None and care.pid in self.scanner.pass_over(care.tag.__eq__).get(care.tag, ()):
+            self._once_more(care.offer)  # not reaped yet
+            return
+        if main is None and care.offer in self.unexplained:
+            main = ended_elsewhere(care.pid or 0, self.unexplained[care.offer])
+            if main is not None:
+                self.spool.write_main(care.offer, main)
+        self._explained(care.offer)
         if main is not None:
             self._exited(care, main)
-        elif care.pid is not None and care.pid in self.scanner.pass_over(care.tag.__eq__).get(care.tag, ()):
-            self._once_more(care.offer)  # not reaped yet
         else:
             self.do(self.policy.exited(care.offer, None, None, boottime()))
+
+    def _explained(self, offer: int) -> None:
+        descriptor = self.unexplained.pop(offer, None)
+        if descriptor is not None:
+            os.close(descriptor)

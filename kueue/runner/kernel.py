@@ -12,6 +12,9 @@ import sys
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 JOBS_MORE_OOM = 300  # of 1000: under memory pressure the kernel takes a job before its guard, see proc(5) oom_score_adj
+_PIDFD_INFO_BYTES = 64  # the first release of struct pidfd_info: mask first, exit code last
+_PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO_BYTES << 16 | 0xFF << 8 | 11
+_PIDFD_INFO_EXIT = 1 << 3
 
 _libc = ctypes.CDLL(None, use_errno=True)
 # struct flock with 64-bit offsets (fcntl(2)): type, whence, start, length, pid
@@ -40,6 +43,21 @@ def lock_file(path: str) -> int | None:
         os.close(handle)
         return None
     return handle
+
+
+def exit_status(pidfd: int) -> int | None:
+    """The wait status (waitpid(2)) of a process that was somebody else's child, as soon as that one has reaped it.
+
+    None: not yet, or this kernel does not tell (Linux does since 6.15; linux/pidfd.h).
+    """
+    info = bytearray(_PIDFD_INFO_BYTES)
+    struct.pack_into("=Q", info, 0, _PIDFD_INFO_EXIT)
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
+    except OSError:
+        return None
+    (mask,) = struct.unpack_from("=Q", info, 0)
+    return struct.unpack_from("=i", info, _PIDFD_INFO_BYTES - 4)[0] if mask & _PIDFD_INFO_EXIT else None
 
 
 def is_locked(path: str) -> bool | None:

@@ -1,7 +1,9 @@
 """The runner's command line: ``run`` keeps attempts, ``guard`` pauses what a mute runner should have paused.
 
-runner.pyz run   --state DIR --runner ID --identity TEXT --version TEXT [--linger SECONDS]
+runner.pyz run   --state DIR --runner ID --identity TEXT --version TEXT [--linger SECONDS] [--delegated yes]
 runner.pyz guard --state DIR
+
+--delegated yes: the cgroup it is started in is the runner's own, to be divided among attempts.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 
+from kueue.runner import cgroup
 from kueue.runner.keeper import Keeper, Settings
 from kueue.runner.kernel import lock_file
 from kueue.runner.log import Log
 from kueue.runner.rundir import Rundir, others
-from kueue.runner.spool import EXIT, Spool
+from kueue.runner.spool import EXIT, START, Spool
 from kueue.runner.tree import Scanner
 
 EXIT_LOCKED = 3
@@ -36,10 +40,10 @@ def main() -> int:
         version=options["--version"],
         linger_seconds=float(options.get("--linger", 10.0)),
     )
-    return run(settings)
+    return run(settings, is_delegated=options.get("--delegated") == "yes")
 
 
-def run(settings: Settings) -> int:
+def run(settings: Settings, *, is_delegated: bool) -> int:
     """Become a runner in the background. Returns, in the process that was started, when the runner accepts workers."""
     os.umask(0o077)
     os.chdir("/")
@@ -63,6 +67,8 @@ def run(settings: Settings) -> int:
         signal.signal(number, signal.SIG_IGN)
     gc.collect()
     gc.freeze()  # a child then copies fewer pages
+    if is_delegated:
+        settings = replace(settings, cgroup=cgroup.divide())
     try:
         Keeper(settings, lock).run(lambda: _say_ready(ready_write))
     except BaseException as error:
@@ -87,6 +93,10 @@ def _say_ready(pipe: int) -> None:
     os.close(pipe)
 
 
+def _cgroup_of(spool: Spool, offer: int) -> str:
+    return str((spool.read(offer, START) or {}).get("cgroup", ""))
+
+
 def guard(state: str) -> int:
     """Stop (SIGSTOP) every process of the attempts that may be given away, whatever their runners do.
 
@@ -102,6 +112,7 @@ def guard(state: str) -> int:
         for offer, record in spool.starts()
         if record.get("on_lost", "rerun") == "rerun" and spool.read(offer, EXIT) is None
     }
+    scanner.cgroups = {tag: found for tag, offer in tags.items() if (found := _cgroup_of(spool, offer))}
     patience = time.monotonic() + GUARD_SECONDS
     while True:
         running = [tag for tag in tags if scanner.signal_tree(tag, signal.SIGSTOP).running]

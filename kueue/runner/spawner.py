@@ -3,7 +3,7 @@
 It is a child of the keeper, tied to it by a socket. It never waits for a program or a file: each start happens in a
 child of its own (`program`), whose success it learns from a pipe that exec closes.
 
-    keeper → spawner   {"do": "start", offer, tag, not_after}, followed by the order's own line
+    keeper → spawner   {"do": "start", offer, tag, cgroup, not_after}, followed by the order's own line
                        {"do": "mirror", rows, …}
     spawner → keeper   {"is": "forked" | "late" | "executed" | "exited", offer, …}
 """
@@ -20,7 +20,7 @@ import signal
 import time
 from typing import Any, NoReturn
 
-from kueue.runner import program
+from kueue.runner import cgroup, program
 from kueue.runner.children import boottime, reap
 from kueue.runner.kernel import OomScore, be_subreaper, name_process
 from kueue.runner.log import Log
@@ -151,7 +151,7 @@ class Spawner:
         try:
             pid = os.fork()
             if pid == 0:
-                self._become(order, offer, write_end)
+                self._become(order, start, write_end)
         except OSError as error:
             self._say("late", offer, reason=f"no process could be made: {error.strerror}")
             os.close(read_end)
@@ -166,12 +166,16 @@ class Spawner:
         self._selector.register(read_end, selectors.EVENT_READ)
         self._say("forked", offer, pid=pid, at=at, wall=wall)
 
-    def _become(self, order: Message, offer: int, pipe: int) -> NoReturn:
+    def _become(self, order: Message, start: Message, pipe: int) -> NoReturn:
         """In the child: never returns into the spawner's own work."""
+        offer = start["offer"]
         try:
             signal.set_wakeup_fd(-1)
             os.closerange(3, pipe)
             os.closerange(pipe + 1, pipe + 1024)
+            if start["cgroup"]:
+                with contextlib.suppress(OSError):  # then its tag has to do
+                    cgroup.enter(start["cgroup"])
             program.execute(order, self.spool.folder(offer), self._held_back)
         except program.CannotStart as failure:
             record = {"cause": failure.cause, "reason": failure.reason}

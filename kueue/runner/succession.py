@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from kueue.runner import cgroup
 from kueue.runner.care import Care, terms_of
 from kueue.runner.children import boottime
 from kueue.runner.rundir import others
@@ -34,13 +35,15 @@ def take_over(keeper: Keeper, spawner: Spawner) -> None:
 
 
 def _adopt(keeper: Keeper, offer: int, record: Record, row: dict[str, Any] | None, spawner: Spawner) -> None:
-    care = keeper.cares[offer] = Care.from_start(offer, record)
+    care = Care.from_start(offer, record)
+    keeper.take_in(care)
     end = keeper.spool.read(offer, EXIT)
     if end is not None:
         care.end = end
         care.executed = end["started_wall"] is not None
         care.started_wall = end["started_wall"]
         keeper.policy.over(offer, end["outcome"]["type"] == "lost")
+        keeper.drop_tree(care)
         return
     if row is not None and row["policy"] is not None:
         keeper.policy.adopt(row["policy"])
@@ -50,6 +53,8 @@ def _adopt(keeper: Keeper, offer: int, record: Record, row: dict[str, Any] | Non
         keeper.policy.start(offer, terms_of(record), boottime())
         keeper.policy.deadline = deadline
     attempt = keeper.policy.attempts[offer]
+    if care.cgroup and not attempt.paused and boottime() < keeper.policy.deadline:
+        cgroup.thaw(care.cgroup)  # the keeper may have died between freezing it and telling us
     if attempt.phase == "over":  # decided, and the record did not make it: decide again
         keeper.policy.reopen(offer)
     if attempt.phase == "queued":
@@ -81,13 +86,15 @@ def inherit(keeper: Keeper) -> None:
             continue
         keeper.log(f"attempt {offer} was left behind by runner {record.get('runner')}")
         keeper.spool.claim(offer, record, own)
-        care = keeper.cares[offer] = Care.from_start(offer, record)
+        care = Care.from_start(offer, record)
+        keeper.take_in(care)
         end = keeper.spool.read(offer, EXIT)
         if end is not None:
             care.end = end
             care.executed = end["started_wall"] is not None
             care.started_wall = end["started_wall"]
             keeper.policy.over(offer, end["outcome"]["type"] == "lost")
+            keeper.drop_tree(care)
             continue
         care.exit = keeper.spool.read(offer, MAIN)
         care.executed = True

@@ -1,11 +1,12 @@
-"""The processes of an attempt: found by their tag, signalled so that no stranger is ever hit.
+"""The processes of an attempt: found by their tag and in its cgroup, signalled so that no stranger is ever hit.
 
 The tag is the soft limit RLIMIT_LOCKS. Linux does not use it, children inherit it whatever they do to session, parent
 or environment, and ``/proc/PID/limits`` shows it to everybody. 31 bits name the queue and the worker, 32 the offer.
+Where the attempt has a cgroup, what is in there belongs to the tree as well, tagged or not.
 
 Rules
-- A process is signalled through a pidfd, and only if it carries the tag *after* the pidfd was opened and has not ended
-  by then: a number that was given to somebody else in between cannot be hit.
+- A process is signalled through a pidfd, and only if it carries the tag, or is in the cgroup, *after* the pidfd was
+  opened and has not ended by then: a number that was given to somebody else in between cannot be hit.
 - What is dead and not yet reaped does not count as living.
 - One pass over ``/proc`` serves all attempts. The directory entry of a process has an inode number that the kernel
   gives to no other: what was read of it once need not be read again.
@@ -23,10 +24,13 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from kueue.runner import cgroup
+
 RLIMIT_LOCKS = 10  # asm-generic/resource.h; the module `resource` has no name for it
 INFINITY = -1
 MAX_PASSES = 50  # a fork bomb is caught in a handful; more means that we lose, and the caller looks again soon
 STOP_WAITS = 5
+FREEZE_SECONDS = 0.1  # who waits for a disk or file server may never freeze; signals have to do then
 STOP_WAIT_SECONDS = 0.0005  # a process stops when it is next scheduled; then the caller looks again later
 
 
@@ -71,6 +75,8 @@ class Seen:
     main_reached: bool = False
     note: str = ""
     pids: list[int] = field(default_factory=list)
+    frozen: set[int] = field(default_factory=set)
+    """Those of `pids` that do not run because their cgroup is frozen."""
 
 
 def status(pid: int) -> Status | None:
@@ -130,14 +136,17 @@ def _stop_is_pending(pid: int) -> bool:
     return at >= 0 and bool(int(text[at + 8 :].split(None, 1)[0], 16) >> (signal.SIGSTOP - 1) & 1)
 
 
-def signal_process(pid: int, tag: int, number: int) -> str:
-    """Send a signal to the process that has this number *and* this tag. Returns what hindered it, or ``""``."""
+def signal_process(pid: int, tag: int, number: int, directory: str = "") -> str:
+    """Send a signal to the process that has this number *and* this tag, or is in this cgroup. Returns what hindered it,
+    or ``""``.
+    """
     try:
         handle = os.pidfd_open(pid)
     except OSError as error:
         return "" if error.errno == errno.ESRCH else f"process {pid}: {error.strerror}"
     try:
-        if read_tag(pid) != tag or _has_ended(handle):
+        is_ours = read_tag(pid) == tag or (directory != "" and pid in cgroup.members(directory))
+        if not is_ours or _has_ended(handle):
             return ""
         signal.pidfd_send_signal(handle, number)
     except ProcessLookupError:
@@ -160,10 +169,15 @@ class Scanner:
 
     `spared`: numbers of spawners. Each carries the tag of the child it makes for the moment of the fork, so that
     the child has it from birth.
+    `cgroups`: tag → directory of the attempt's cgroup, for those that have one.
     """
 
     def __init__(self) -> None:
         self.spared: set[int] = set()
+        self.cgroups: dict[int, str] = {}
+        self._freezing: dict[int, float] = {}
+        """Tag → since when its cgroup is asked to freeze and does not (monotonic)."""
+        self._unfreezable: set[int] = set()
         self._known: dict[int, tuple[int, int | None]] = {}
 
     def pass_over(self, wanted: Callable[[int], bool] = bool) -> dict[int, list[int]]:
@@ -204,18 +218,26 @@ class Scanner:
         result: dict[int, Seen] = {}
         for tag in asked:
             seen = result[tag] = Seen()
-            for pid in processes.get(tag, ()):
+            directory = self.cgroups.get(tag, "")
+            # Asked before the members: whoever comes in between is frozen as well.
+            is_frozen = directory != "" and cgroup.is_frozen(directory)
+            members = [pid for pid in cgroup.members(directory) if pid not in self.spared] if directory else []
+            inside = set(members) if is_frozen else set()
+            for pid in dict.fromkeys([*processes.get(tag, ()), *members]):
                 now = status(pid)
                 if now is not None and now.lives:
                     seen.living += 1
-                    seen.running += _may_run(pid, now)
+                    seen.running += pid not in inside and _may_run(pid, now)
                     seen.pids.append(pid)
+            seen.frozen = inside.intersection(seen.pids)
         return result
 
     def signal_tree(self, tag: int, number: int, main: int | None = None) -> Seen:
         """Send a signal to every living process of the tree. SIGKILL and SIGSTOP go in passes until no process shows up
-        that was not yet hit; what forks faster than that is left to the caller's next look.
+        that was not yet hit; what forks faster than that is left to the caller's next look. What is frozen needs no
+        SIGSTOP.
         """
+        directory = self.cgroups.get(tag, "")
         hit: set[int] = set()
         seen = Seen()
         main_reached = False
@@ -226,27 +248,50 @@ class Scanner:
             if number == signal.SIGSTOP and seen.running == 0:
                 break
             fresh = [pid for pid in seen.pids if pid not in hit]
+            if number == signal.SIGSTOP:
+                fresh = [pid for pid in fresh if pid not in seen.frozen]
             if not fresh:
                 if number != signal.SIGSTOP or waits == STOP_WAITS:
                     break
                 waits += 1
                 time.sleep(STOP_WAIT_SECONDS)
             for pid in fresh:
-                note = signal_process(pid, tag, number)
+                note = signal_process(pid, tag, number, directory)
                 if note:
                     notes.add(note)
                 main_reached = main_reached or (pid == main and not note)
             hit.update(fresh)
+            if number == signal.SIGKILL and directory and cgroup.kill(directory):
+                notes.clear()  # it reaches also those that we may not signal; who is left is told at the next look
         seen.main_reached = main_reached
         seen.note = "; ".join(sorted(notes))
         return seen
 
+    def pause_tree(self, tag: int) -> Seen:
+        """Freeze the cgroup of the tree if it has one, and stop what is not in there, or all if it does not freeze."""
+        directory = self.cgroups.get(tag, "")
+        is_late = False
+        if directory and tag not in self._unfreezable and not cgroup.freeze(directory):
+            now = time.monotonic()
+            is_late = now - self._freezing.setdefault(tag, now) >= FREEZE_SECONDS
+        seen = self.signal_tree(tag, signal.SIGSTOP)
+        if not is_late or not seen.running:
+            return seen
+        # Those that did freeze look as if they ran while one of them does not; each has its SIGSTOP to take first.
+        self._unfreezable.add(tag)
+        cgroup.thaw(directory)
+        return self.signal_tree(tag, signal.SIGSTOP)
+
     def continue_tree(self, tag: int) -> None:
-        """SIGCONT to children before their parents: a shell that wakes first would see its children still stopped."""
+        """SIGCONT to children before their parents: a shell that wakes first would see its children still stopped. Who
+        was only frozen does not get it, and goes on at the end.
+        """
+        directory = self.cgroups.get(tag, "")
         parents: dict[int, int] = {}
-        for pid in self.look([tag])[tag].pids:
+        seen = self.look([tag])[tag]
+        for pid in seen.pids:
             now = status(pid)
-            if now is not None:
+            if now is not None and (pid not in seen.frozen or now.is_stopped or _stop_is_pending(pid)):
                 parents[pid] = now.parent
 
         def depth(pid: int) -> int:
@@ -257,4 +302,19 @@ class Scanner:
             return steps
 
         for pid in sorted(parents, key=depth, reverse=True):
-            signal_process(pid, tag, signal.SIGCONT)
+            signal_process(pid, tag, signal.SIGCONT, directory)
+        if directory:
+            cgroup.thaw(directory)
+            self._forget_pause(tag)
+
+    def _forget_pause(self, tag: int) -> None:
+        self._freezing.pop(tag, None)
+        self._unfreezable.discard(tag)
+
+    def drop(self, tag: int) -> bool:
+        """Nobody asks for this tree any more. False: its cgroup cannot be removed yet; then ask again later."""
+        if not cgroup.remove(self.cgroups.get(tag, "")):
+            return False
+        self.cgroups.pop(tag, None)
+        self._forget_pause(tag)
+        return True

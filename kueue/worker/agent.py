@@ -117,6 +117,7 @@ class Agent:
         self.load = MachineLoad()
         self.attempts: dict[int, Attempt] = {}
         self._guard = LeaseGuard()
+        self._was_told = False
         self._is_stopping = False
         self._forget_session()
 
@@ -146,6 +147,11 @@ class Agent:
         return self._state == "open"
 
     @property
+    def timeout_seconds(self) -> float | None:
+        """The server's ``worker_timeout_seconds``, also between sessions; None until a server has said it."""
+        return self._guard.timeout_seconds if self._was_told else None
+
+    @property
     def cleanup_after_seconds(self) -> float | None:
         """Age at which kept output of acknowledged attempts may be dropped; None until a server has said it."""
         return self._welcome.cleanup_after_seconds if self._welcome else None
@@ -164,6 +170,7 @@ class Agent:
             name=self.settings.name,
             machine_id=self.settings.machine_id,
             boot_id=self.settings.boot_id,
+            made_boottime=boottime,
             info=self.settings.info,
             totals=self.totals,
             load=self.load,
@@ -223,8 +230,11 @@ class Agent:
         self._welcome = welcome
         self._lease_seconds = welcome.lease_seconds
         self._guard.timeout_seconds = welcome.worker_timeout_seconds
+        self._was_told = True
         # A worker before us may have renewed them until just now; the server waits longer than that from the hello on.
-        self._guard.assume(self._unknown_at_hello, self._greeted_at + welcome.lease_seconds, self.attempts)
+        self._guard.assume(
+            self._unknown_at_hello & self.attempts.keys(), self._greeted_at + welcome.lease_seconds, self.attempts
+        )
         self._heartbeat_due = boottime
         self._reported_at = boottime
         told = self._backlog
@@ -257,7 +267,7 @@ class Agent:
         self._lease_seconds = answer.lease_seconds
         deadline = sent + answer.lease_seconds
         self._lease_of_session = deadline
-        actions = self._lease(deadline)
+        actions = self._lease(deadline, boottime)
         if deadline > boottime:
             for candidate in list(self._candidates.values()):
                 if candidate.is_place_good:
@@ -434,7 +444,7 @@ class Agent:
                 fresh.memo = known.memo
         return fresh
 
-    def _attached(self, attached: Attached) -> list[Action]:
+    def _attached(self, attached: Attached, boottime: float) -> list[Action]:
         """A runner answered (again), with the whole truth of its attempts.
 
         If it brings attempts that the hello of this session could not tell, the session ends: the next hello can.
@@ -457,19 +467,21 @@ class Agent:
         if has_news:
             return [*actions, Close("a runner answered that was silent when this session began")]
         if self._state == "open" and self._lease_of_session is not None:
-            actions += self._lease(self._lease_of_session)
+            actions += self._lease(self._lease_of_session, boottime)
         return actions
 
-    def _lease(self, deadline: float) -> list[Action]:
+    def _lease(self, deadline: float, boottime: float) -> list[Action]:
         """To all runners that answered when this session began, and to those that came without attempts."""
         order = Instruct(SetLease(deadline_boottime=deadline))
+        if deadline <= boottime:
+            return [order]  # it has lapsed already: what the guard stopped stays stopped
         return [order, *self._guard.renewed(deadline, self.attempts, self._unknown_at_hello)]
 
     def runner_event(self, event: Event, boottime: float) -> list[Action]:
         """Something happened to an attempt, as its runner tells it."""
         match event:
             case Attached():
-                return self._attached(event)
+                return self._attached(event, boottime)
             case PauseDone() | Pong():
                 return []  # each attempt was told of by itself
             case Started() | Queued() | Refused() | Withdrawn() | Changed() | Ended() | Gone() | Unknown():

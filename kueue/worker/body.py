@@ -21,7 +21,7 @@ from kueue import clock, log, notify, places
 from kueue.errors import KueueError
 from kueue.model import Place
 from kueue.net import MessageStream
-from kueue.protocol.messages import AttemptEnded, FetchedOutput, FetchOutput, FromWorker, ToWorker
+from kueue.protocol.messages import AttemptEnded, FetchedOutput, FetchOutput, FromWorker, Heartbeat, ToWorker
 from kueue.worker import machine
 from kueue.worker.actions import (
     Action,
@@ -170,6 +170,8 @@ class Body:
         for action in actions:
             match action:
                 case Say(message):
+                    if not isinstance(message, Heartbeat):
+                        _log.debug("says %s offer=%s", type(message).__name__, getattr(message, "offer", "-"))
                     if isinstance(message, AttemptEnded):
                         if session is not None:
                             self._ends_in.send_nowait((session, message))
@@ -316,6 +318,9 @@ class Body:
         before: dict[int, float] = {}
         then = clock.steady()
         while True:
+            if not self.agent.attempts and self._load.ghost == 0.0:
+                await self._busy.wait()  # an idle worker sleeps
+                then = clock.steady()
             await trio.sleep(STEP_SECONDS)
             offers = [one.offer for one in self.agent.attempts.values() if not one.is_over]
             use = await trio.to_thread.run_sync(self._use.use, offers) if offers else {}

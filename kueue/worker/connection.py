@@ -23,6 +23,7 @@ from kueue.worker.body import Body
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 25.0
 """A restarted server has all workers back within half a minute."""
+TRIES_WITHIN_TIMEOUT = 4
 HELD_SECONDS = 5.0
 """A session that lasted so long was a good one."""
 
@@ -49,14 +50,21 @@ class Pauses:
         self._scatter = scatter
         self._next = FIRST_PAUSE_SECONDS
 
-    def after(self, *, held: bool, lasting: bool = False) -> float:
-        """`held`: the session was a good one. `lasting`: the server will say the same until somebody acts."""
+    def after(self, *, held: bool, lasting: bool = False, timeout_seconds: float | None = None) -> float:
+        """`held`: the session was a good one. `lasting`: the server will say the same until somebody acts.
+
+        `timeout_seconds`: the server's ``worker_timeout_seconds``, if known. A server that is back gives the jobs away
+        of whoever does not come within it, so there must be time for several tries.
+        """
+        longest = LONGEST_PAUSE_SECONDS
+        if timeout_seconds is not None:
+            longest = max(FIRST_PAUSE_SECONDS, min(longest, timeout_seconds / TRIES_WITHIN_TIMEOUT))
         if held:
             self._next = FIRST_PAUSE_SECONDS
         if lasting:
-            self._next = LONGEST_PAUSE_SECONDS
-        pause = self._next
-        self._next = min(LONGEST_PAUSE_SECONDS, 2 * self._next)
+            self._next = longest = LONGEST_PAUSE_SECONDS
+        pause = min(self._next, longest)
+        self._next = min(longest, 2 * pause)
         return pause * (0.7 + 0.3 * self._scatter())
 
 
@@ -68,7 +76,7 @@ async def keep_connected(body: Body, address: Callable[[], Address], hurry: Call
         began = trio.current_time()
         close = await _one_session(body, here)
         held = trio.current_time() - began >= HELD_SECONDS and body.was_welcome
-        pause = pauses.after(held=held, lasting=close.lasting)
+        pause = pauses.after(held=held, lasting=close.lasting, timeout_seconds=body.agent.timeout_seconds)
         hint = f" {close.hint}" if close.hint else ""
         _log.warning("%s%s (next try in %.1f s)", close.reason, hint, pause)
         event = hurry()

@@ -11,11 +11,9 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-import shutil
 import signal
 import site
 import socket
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -33,6 +31,7 @@ from kueue.worker.environment import Account, base_environment
 from kueue.worker.identity_file import own_identity
 from kueue.worker.machine import MachineSettings
 from kueue.worker.runner_link import RunnerSet
+from kueue.worker.scope import Scopes
 from kueue.worker.spool import Spool
 
 PROGRAM = "kueue_worker"
@@ -40,7 +39,6 @@ SECTIONS = ("worker_settings",)
 LONGEST_WAIT_SECONDS = 30.0
 STOP_SECONDS = 8.0
 """For the last words; in all an orderly stop takes less than 10 s."""
-SCOPE = ("systemd-run", "--user", "--scope", "--quiet", "--collect", "-p", "Delegate=yes")
 
 _log = log.logger("worker")
 
@@ -191,7 +189,7 @@ class Program:
             restart_env=_restart_environment(),
             server_lock_path=lock or None,
             server_lock_seconds=LOCK_LEASE_SECONDS if lock else 0.0,
-            launch_prefix=await trio.to_thread.run_sync(_scope_prefix),
+            scopes=Scopes(os.environ),
         )
         spool = Spool(f"{folder}/spool", settings.worker.output_limit_mb)
         body = Body(agent, runners, spool, machine_settings(settings), lock, self._welcomed)
@@ -300,18 +298,3 @@ def _is_managed() -> bool:
     """A service manager started this very process (systemd.exec(5)); a desktop terminal inherits the other variable."""
     started = os.environ.get("SYSTEMD_EXEC_PID")
     return "INVOCATION_ID" in os.environ and (started is None or started == str(os.getpid()))
-
-
-def _scope_prefix() -> tuple[str, ...]:
-    """Under a service manager of the user: what starts the runner in a scope of its own, so that no restart or kill of
-    the worker's unit touches jobs. Empty where that is not to be had: then a new session has to do.
-    """
-    if not _is_managed() or shutil.which(SCOPE[0]) is None:
-        return ()
-    try:
-        probe = subprocess.run(
-            [*SCOPE, "true"], check=False, stdin=subprocess.DEVNULL, capture_output=True, timeout=10.0
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    return SCOPE if probe.returncode == 0 else ()

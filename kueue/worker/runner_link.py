@@ -58,6 +58,7 @@ from kueue.worker.orders import (
     Withdrawn,
     WithdrawOrder,
 )
+from kueue.worker.scope import Scopes
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,8 @@ class _Runner:
     answers: bool = False
     """It answered, and the last thing we asked has not been waiting for too long."""
     is_dead: bool = False
+    is_dismissed: bool = False
+    """Of an earlier release and without attempts: it leaves by itself when no worker is attached."""
     asked_at: float | None = None
     settled: trio.Event = field(default_factory=trio.Event)
     """It has answered, did not in time, or is dead: enough is known for a hello."""
@@ -118,7 +121,7 @@ class RunnerSet:
     """All runners of one worker. `state_dir` is the worker's own directory on a local disk.
 
     `restart_command`, `restart_env`: how the runner brings a dead worker back; empty command: it does not.
-    `launch_prefix`: put before the runner's command line, for example ``systemd-run --user --scope``.
+    `scopes`: where a runner is to be put; None: a new session has to do.
     """
 
     def __init__(
@@ -130,7 +133,7 @@ class RunnerSet:
         restart_env: Mapping[str, str] | None = None,
         server_lock_path: str | None = None,
         server_lock_seconds: float = 0.0,
-        launch_prefix: Sequence[str] = (),
+        scopes: Scopes | None = None,
         answer_seconds: float = ANSWER_SECONDS,
         linger_seconds: float = 10.0,
     ) -> None:
@@ -143,7 +146,7 @@ class RunnerSet:
             server_lock_path=to_os_text(server_lock_path) if server_lock_path else None,
             server_lock_seconds=server_lock_seconds,
         )
-        self._prefix = tuple(launch_prefix)
+        self._scopes = scopes
         self._answer_seconds = answer_seconds
         self._linger_seconds = linger_seconds
         self._runners: dict[str, _Runner] = {}
@@ -214,6 +217,7 @@ class RunnerSet:
                         by_runner.setdefault(known.runner, []).append(offer)
                 for name, mine in by_runner.items():
                     await self._to(self._runners.get(name), ForgetAttempts(offers=tuple(mine)))
+                    await self._dismiss_if_done(self._runners.get(name))
             case Attach() | Inherit() | Detach() | Ping():
                 for runner in list(self._runners.values()):
                     await self._to(runner, order)
@@ -275,7 +279,7 @@ class RunnerSet:
                 log.debug("runner %s: %s", runner.id, problem)
             runner.answers = False
             runner.stream = None
-            if self._closing:
+            if runner.is_dismissed or self._closing:
                 return
             if not _is_locked(runner.path / "lock"):
                 break
@@ -303,14 +307,25 @@ class RunnerSet:
             runner.answers = True
             runner.asked_at = None
             await self._apply_attached(runner, attached, is_first=True)
+            await self._dismiss_if_done(runner)
             async for event in lines:
                 runner.asked_at = None
                 runner.answers = True
                 await self._hear(runner, event)
 
+    async def _dismiss_if_done(self, runner: _Runner | None) -> None:
+        """A runner of an earlier release gets no new attempts: without any it is of no more use."""
+        if runner is None or runner.stream is None or runner.version == self._pack()[1]:
+            return
+        if any(known.runner == runner.id for known in self._known.values()):
+            return
+        runner.is_dismissed = True
+        self._runners.pop(runner.id, None)
+        await self._to(runner, Detach())
+
     async def _ping(self, runner: _Runner) -> None:
         """Ask now and then, so that a runner that has gone mute is noticed."""
-        while not runner.is_dead:
+        while not (runner.is_dead or runner.is_dismissed):
             await trio.sleep(self._answer_seconds)
             if runner.stream is not None and runner.asked_at is None:
                 runner.asked_at = trio.current_time()
@@ -436,10 +451,24 @@ class RunnerSet:
             return await self._launch()
 
     async def _launch(self) -> _Runner:
+        token = secrets.token_hex(4)
+        prefix = await self._scopes.prefix(token) if self._scopes is not None else ()
+        if self._scopes is not None and prefix:
+            try:
+                return await self._launch_as(token, prefix)
+            except KueueError as error:
+                self._scopes.failed(str(error))
+                token = secrets.token_hex(4)
+        return await self._launch_as(token, ())
+
+    async def _launch_as(self, token: str, prefix: Sequence[str]) -> _Runner:
+        """`prefix`: what puts it into a scope of its own, if any."""
         path, version = await trio.to_thread.run_sync(self._pack)
-        name = f"{version}-{secrets.token_hex(4)}"
-        command = [*self._prefix, *self._python(path), "run", "--state", str(self._state), "--runner", name]
+        name = f"{version}-{token}"
+        command = [*prefix, *self._python(path), "run", "--state", str(self._state), "--runner", name]
         command += ["--identity", self._identity, "--version", version, "--linger", str(self._linger_seconds)]
+        if prefix:
+            command += ["--delegated", "yes"]
         try:
             with trio.fail_after(LAUNCH_SECONDS):
                 result = await trio.run_process(

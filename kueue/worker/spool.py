@@ -112,7 +112,8 @@ class Spool:
     def fetch(self, question: FetchOutput, paths: Paths | None) -> FetchedOutput:
         """The piece that was asked for. `paths`: of an attempt that is known; None: as written down at its end.
 
-        A piece that would begin in a hole begins after it, and says so.
+        A piece that would begin in a hole begins after it, and one behind the end of a file that somebody cut short
+        (log rotation) begins at its start; both say so.
         """
         offer = question.offer
         is_known = paths is not None
@@ -139,10 +140,11 @@ class Spool:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
             return _answer(question, error=f"{name} is not a regular file")
-        start = max(0, question.offset)
+        start, note = max(0, question.offset), ""
+        if start > found.st_size:
+            start, note = 0, "the file was cut short meanwhile; what stands in it now follows"
         end = min(found.st_size, start + max(0, min(question.limit, LARGEST_PIECE)))
         hole = find_hole(handle, found.st_size, start) if is_own else None
-        note = ""
         if hole is not None and hole.start <= start:
             start = hole.end
             end = min(found.st_size, start + max(0, min(question.limit, LARGEST_PIECE)))

@@ -48,6 +48,12 @@ def test_an_answer_in_parts_is_read_to_its_end(peers):
         assert [part["jobs"] for part in client.ask_parts("ListJobs")] == [[1], [2]]
 
 
+def test_a_piece_of_output_is_a_whole_answer_although_the_stream_goes_on(peers):
+    piece = {"type": "Output", "offset": 0, "data": "YQ==", "end": False}
+    with client_of(peers(answering({"ReadOutput": piece}))) as client:
+        assert client.ask("ReadOutput", id=0)["data"] == "YQ=="
+
+
 def test_after_a_lost_connection_the_same_bytes_go_out_again(peers):
     def script(talk):
         talk.greet()

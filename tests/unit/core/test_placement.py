@@ -43,7 +43,7 @@ def rooms(draw: st.DrawFn) -> list[Room]:
                 named={"gpu": frozenset(draw(st.sets(st.integers(0, 1))))},
                 declined=draw(st.sets(st.sampled_from(["/a", "/b", "/c"]), max_size=2)),
                 declined_jobs=draw(st.sets(st.integers(0, 10), max_size=3)),
-                deferred=draw(st.sets(REQUESTS, max_size=2)),
+                deferred=draw(st.dictionaries(REQUESTS, st.just("busy"), max_size=2)),
                 closed=draw(st.sampled_from(["", "", "", "is offline"])),
             )
         )

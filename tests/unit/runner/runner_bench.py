@@ -50,9 +50,12 @@ class Bench:
         self.desks = []
         self.tags = set()
 
-    def start_runner(self, name="one", linger=30.0, version="1"):
+    def start_runner(self, name="one", linger=30.0, version="1", ours=None):
+        """`ours`: directory of a cgroup that it may divide."""
         command = [sys.executable, "-I", "-S", "-B", str(self.archive), "run", "--state", str(self.state)]
         command += ["--runner", name, "--identity", self.identity, "--version", version, "--linger", str(linger)]
+        if ours is not None:
+            command = ["sh", "-c", f'echo 0 > {ours}/cgroup.procs; exec "$@"', "sh", *command, "--delegated", "yes"]
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_SECONDS, check=False
         )

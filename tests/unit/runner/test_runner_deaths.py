@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 
+import pytest
 from runner_bench import is_alive, wait_until
 
 from kueue.runner.tree import status
@@ -105,6 +106,31 @@ def test_keepers_may_die_again_and_again(desk, bench):
     event = next(e for e in iter(desk._next, None) if e["type"] in ("Ended", "Gone"))
     assert event["type"] == "Gone" or event["end"]["outcome"] == {"type": "exited", "code": 7}
     assert desk.run(2, "true")["outcome"]["code"] == 0
+
+
+def the_kernel_tells_how_strangers_end():
+    """Linux does since 6.15."""
+    release = os.uname().release.split(".")
+    return (int(release[0]), int(release[1].split("-")[0])) >= (6, 15)
+
+
+@pytest.mark.skipif(not the_kernel_tells_how_strangers_end(), reason="this kernel forgets how other's children ended")
+def test_jobs_that_lost_their_spawner_and_then_their_keeper_still_end_with_true_codes(desk, bench):
+    desk.start(1, "sh", "-c", WAIT)
+    desk.start(2, "sleep", "7035")
+    for offer in (1, 2):
+        desk.expect("Started", offer)
+    old = bench.spawner()
+    kill(old)
+    wait_until(lambda: bench.spawner() != old)
+    kill(bench.keeper())
+    again = bench.attach()
+    states = {state["offer"]: state["state"] for state in again.attached["attempts"]}
+    assert states == {1: "running", 2: "running"}
+    (bench.work / "go").touch()
+    assert again.end(1)["outcome"] == {"type": "exited", "code": 7}
+    again.send("StopOrder", offer=2)
+    assert again.end(2)["outcome"]["type"] == "canceled"
 
 
 def test_what_ended_while_there_was_no_keeper_is_known(desk, bench):

@@ -36,3 +36,14 @@ def test_pauses_are_scattered():
     for _ in range(5):
         one, other = low.after(held=False), high.after(held=False)
         assert one < other
+
+
+def test_a_server_that_is_back_is_found_before_it_gives_the_jobs_away():
+    """A restarted server waits `worker_timeout_seconds` and not longer."""
+    pauses = Pauses(scatter=lambda: 1.0)
+    for _ in range(20):
+        pause = pauses.after(held=False, timeout_seconds=10.0)
+    assert pause == 2.5
+    assert pauses.after(held=False, lasting=True, timeout_seconds=10.0) == LONGEST_PAUSE_SECONDS
+    assert pauses.after(held=False, timeout_seconds=10.0) == 2.5
+    assert pauses.after(held=False, timeout_seconds=300.0) == 2.5

@@ -80,7 +80,7 @@ def test_a_tree_is_found_by_its_tag_whatever_it_did_to_session_and_environment(t
     started("sh", "-c", "setsid env -i sleep 60 & sleep 61; true")
     until(lambda: trees.use([5])[5].processes == 3)
     until(lambda: len({stat.session for stat in members(tag).values()}) == 2)
-    assert trees.stop([5]) == 3
+    assert trees.stop([5]) >= 3  # one that is slow to stop is sent it again
     assert {stat.state for stat in members(tag).values()} == {"T"}
 
 

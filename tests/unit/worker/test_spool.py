@@ -115,10 +115,17 @@ def test_pieces_join_to_the_whole(spool):
     assert read == data
 
 
-def test_a_piece_behind_the_end_is_empty(spool):
+def test_a_piece_at_the_end_is_empty(spool):
+    wrote(spool, stdout=b"abc")
+    piece = asks(spool, offset=3)
+    assert (piece.offset, piece.data, piece.size, piece.error, piece.note) == (3, b"", 3, "", "")
+
+
+def test_a_reader_behind_the_end_of_a_file_that_was_cut_short_begins_anew_and_is_told(spool):
     wrote(spool, stdout=b"abc")
     piece = asks(spool, offset=99)
-    assert (piece.data, piece.size, piece.error) == (b"", 3, "")
+    assert (piece.offset, piece.data, piece.size, piece.error) == (0, b"abc", 3, "")
+    assert "cut short" in piece.note
 
 
 def test_a_users_file_is_read_while_the_job_runs_and_after_its_end(spool, tmp_path):
