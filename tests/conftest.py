@@ -16,7 +16,7 @@ LEFT_BEHIND_GRACE_SECONDS = 15.0
 """A runner without work leaves by itself after a short linger."""
 
 # Nothing of the person who runs the tests may leak in, and nothing may leak out into their state.
-for name in [name for name in os.environ if name.startswith("KUEUE_")]:
+for name in [name for name in os.environ if name.startswith("KUEUE_") and not name.startswith("KUEUE_TEST_")]:
     del os.environ[name]
 
 

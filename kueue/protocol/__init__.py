@@ -1,0 +1,1 @@
+"""The messages, and their framing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import selectors
 import socket
 from collections.abc import Callable
@@ -55,6 +56,15 @@ class Desk:
     def tell(self, what: str, **more: Any) -> None:
         if self._newest is not None:
             self._newest.put(line_of({"type": what, **more}))
+
+    @property
+    def has_hung_up(self) -> bool:
+        """The newest attachment is closed at its other end, though what it sent before may not all be read."""
+        if self._newest is None or not self._newest.open:
+            return True
+        look = select.poll()
+        look.register(self._newest, select.POLLRDHUP)
+        return bool(look.poll(0))
 
     def flush(self) -> None:
         if self._newest is None:

@@ -284,6 +284,11 @@ class Keeper:
                 actions = self.policy.start_refused(offer, f"{self.spool.root}: {error.strerror}", now)
             else:
                 self.take_in(care)
+                if self.desk.has_hung_up:
+                    # An order left unread by a worker that died meanwhile. The next worker did not find it in the
+                    # spool, so the server may have given the job to somebody else. Looked at after the record was
+                    # written: a worker that dies from now on is followed by one that finds it.
+                    actions = self.policy.start_refused(offer, "its worker is gone", now)
         self.do(actions, answers=True)
 
     def take_in(self, care: Care) -> None:

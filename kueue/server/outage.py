@@ -6,13 +6,15 @@ Rules
 - A worker that the record knows is welcomed provisionally, so that its heartbeats have a session and none of its
   jobs is paused. All its other messages are dropped: when the disk is back every worker is asked for a new hello,
   and that repeats whatever was not acknowledged.
-- A worker that would first have to be written down is told to come again.
+- A worker that would first have to be written down is told to come again; so is one with an attempt that was given away
+  or may be: a lease would let it run on beside the next attempt.
 """
 
 from __future__ import annotations
 
 from kueue import __version__
 from kueue.core.engine import Engine
+from kueue.core.reconcile import may_go_on_unrecorded
 from kueue.core.settings import Settings
 from kueue.protocol.messages import (
     PROTOCOL,
@@ -50,6 +52,9 @@ def _welcome(hello: WorkerHello, engine: Engine, settings: Settings, queue_id: s
     known = None if number is None else engine.state.nodes[number].record
     if known is None or known.machine_id != hello.machine_id:
         return Sorry(reason="The server's disk is full; it takes no new workers until that has passed.", lasting=False)
+    if not may_go_on_unrecorded(engine.queue, hello):
+        reason = "The server's disk is full; it cannot note down which of your attempts go on until that has passed."
+        return Sorry(reason=reason, lasting=False)
     return WorkerWelcome(
         protocol=PROTOCOL,
         version=__version__,

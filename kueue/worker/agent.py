@@ -431,6 +431,18 @@ class Agent:
         for state in states:
             self._learn(state)
 
+    def begins(self, states: Iterable[AttemptState], boottime: float) -> None:
+        """How the attempts stand that an earlier life of this worker left behind. To be told once, before all else.
+
+        A runner that does not answer cannot tell how long its lease runs, and cannot be trusted to keep it: what it
+        has in its care counts as lapsed until it answers, or the second guard would wait for a session that may never
+        come.
+        """
+        self.runners_stand(states)
+        for attempt in self.attempts.values():
+            if attempt.state == "unknown":
+                attempt.lease_until = boottime
+
     def _learn(self, state: AttemptState) -> Attempt:
         """A runner's word replaces what was known."""
         fresh = from_runner(state)

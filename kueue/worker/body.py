@@ -119,6 +119,12 @@ class Body:
                 nursery.start_soon(task)
             task_status.started()
 
+    def begin(self) -> None:
+        """Look after what an earlier worker left behind, also while no session can be made."""
+        self.agent.begins(self.runners.attempts(), clock.boottime())
+        self._wake.set()
+        self._stir()
+
     # --- the session -------------------------------------------------------------------------------------------------
 
     async def converse(self, stream: MessageStream[ToWorker]) -> Close:

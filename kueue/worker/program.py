@@ -198,6 +198,7 @@ class Program:
             await nursery.start(body.run)
             self._body = body
             await runners.open(nursery)
+            body.begin()
             _log.info("%s", log.keys(worker=name, pid=os.getpid(), state=folder))
             notify.notify(notify.READY)
             sessions = trio.CancelScope()

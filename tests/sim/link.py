@@ -93,6 +93,7 @@ class RunnerLink:
     def _settle(self) -> None:
         if not self.is_settled:
             self.is_settled = True
+            self.station.settled(self.attempts())
             self.station.connect()
 
     def hung_up(self, desk: Desk) -> None:

@@ -26,6 +26,8 @@ HELD_SECONDS = 1.0
 """Between two looks at trees that the worker itself stopped."""
 REPORT_SECONDS = 20.0
 BACK_OFF_SECONDS = (0.3, 4.0)
+GUARD_PATIENCE_SECONDS = 0.6
+"""From knowing that a runner is silent to its trees stopped, for the smallest time-out."""
 
 
 @dataclass
@@ -84,6 +86,8 @@ class Workstation:
         self._planned: float | None = None
         self._backoff = BACK_OFF_SECONDS[0]
         self._is_connecting = False
+        self._knows = False
+        """The present worker has learned what it has to guard."""
         self._held: dict[int, None] = {}
         self._is_holding = False
 
@@ -115,7 +119,7 @@ class Workstation:
         )
         link = self.link = RunnerLink(self, program)
         self._end = None
-        self._is_connecting = self._is_holding = False
+        self._is_connecting = self._is_holding = self._knows = False
         self._held.clear()
         self._planned = None
         self._backoff = BACK_OFF_SECONDS[0]
@@ -186,7 +190,8 @@ class Workstation:
 
     @property
     def is_guarded(self) -> bool:
-        worker = self.worker is not None and self.worker.is_alive and not self.worker.is_stopped
+        # A worker that has just started waits for its runner's answer before it knows what to guard.
+        worker = self.worker is not None and self.worker.is_alive and not self.worker.is_stopped and self._knows
         runner = self.runner is not None and self.runner.program.is_alive and not self.runner.program.is_stopped
         return worker or runner
 
@@ -210,6 +215,19 @@ class Workstation:
 
     def runner_event(self, event: o.Event) -> None:
         self._do(lambda agent, now: agent.runner_event(event, now))
+
+    def settled(self, attempts: Sequence[o.AttemptState]) -> None:
+        """The worker knows what an earlier one left behind."""
+        assert self.agent is not None
+        self.agent.begins(attempts, self.machine.boottime())
+        self._plan_wake()
+        worker = self.worker
+        self.world.after(GUARD_PATIENCE_SECONDS, lambda: self._knows_now(worker))
+
+    def _knows_now(self, worker: Program | None) -> None:
+        if worker is self.worker:
+            self._knows = True
+            self._watch_guard()
 
     # --- worker and server -------------------------------------------------------------------------------------------
 

@@ -345,3 +345,20 @@ def test_the_guard_pauses_what_a_mute_keeper_should_have_paused(desk, bench):
     for offer in (1, 2):
         desk.send("StopOrder", offer=offer, kill=True)
         desk.end(offer)
+
+
+def test_an_order_left_unread_by_a_dead_worker_starts_nothing(desk, bench):
+    desk.lease()
+    desk.run(1, "true")
+    keeper = bench.keeper()
+    os.kill(keeper, signal.SIGSTOP)
+    try:
+        desk.start(2, "sh", "-c", "touch started")
+        desk.close()
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+    again = bench.attach()
+    again.lease()
+    assert again.run(3, "true")["outcome"] == {"type": "exited", "code": 0}
+    assert not (bench.work / "started").exists()
+    assert not (bench.folder(2) / "start.json").exists()

@@ -700,3 +700,18 @@ def test_the_next_wake_is_when_something_is_due(bench):
     assert bench.agent.next_wake() == 1010.0
     bench.hears(offer(1))
     assert bench.agent.next_wake() == 1005.0
+
+
+def test_what_a_silent_runner_has_in_its_care_is_stopped_although_no_session_can_be_made():
+    bench = Bench()
+    bench.agent.begins([state(4, "unknown", memo=write_memo(Memo()))], bench.now)
+    bench.now += 10.0
+    assert bench.agent.tick(bench.now) == [PauseTrees((4,))]
+    assert bench.agent.tick(bench.now) == []
+
+
+def test_what_an_answering_runner_has_in_its_care_is_left_to_it_at_the_start():
+    bench = Bench()
+    bench.agent.begins([state(4, "running", memo=write_memo(Memo()))], bench.now)
+    bench.now += 10.0
+    assert bench.agent.tick(bench.now) == []
