@@ -17,6 +17,7 @@ from kueue.core.state import JobState
 from kueue.core.workers import Worker
 from kueue.protocol import messages as m
 from kueue.runner.policy import Policy
+from kueue.server import outage
 from kueue.storage.memory import MemoryStore
 from kueue.worker import orders as o
 from kueue.worker.actions import Instruct
@@ -79,6 +80,10 @@ def hunt(fault: Fault, seeds: Iterable[int]) -> Result | None:
 
 
 # --- patches ---------------------------------------------------------------------------------------------------------
+
+
+def _leases_blindly(put) -> None:
+    put(outage, "may_go_on_unrecorded", lambda _queue, _hello: True)
 
 
 def _lease_from_receipt(put) -> None:
@@ -384,7 +389,7 @@ FAULTS_PLANTED = (
         "lease granted blindly while the disk is full",
         "what was given away is told to stop before any lease",
         ("revoked", "overlap"),
-        quirks={"leases_blindly": True},
+        patch=_leases_blindly,
         weather={"disk full": 60, "sleep": 30, "cut": 30},
     ),
     Fault(

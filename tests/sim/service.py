@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from kueue.core import facts as f
 from kueue.core import invariants
 from kueue.core.engine import Engine, Turn
-from kueue.core.reconcile import may_go_on_unrecorded
 from kueue.core.settings import Settings
 from kueue.errors import DiskFull
 from kueue.model import Now
@@ -306,9 +305,6 @@ class Service:
             return
         if session.is_worker and self._read_only:
             reply = outage.answer(message, self.engine, self.settings, self.store.queue_id)
-            is_hello = isinstance(message, m.WorkerHello)
-            if is_hello and not self.quirks.leases_blindly and not may_go_on_unrecorded(self.engine.queue, message):
-                reply = m.Sorry(reason="The server's disk is full.", lasting=False)
             if reply is not None:
                 session.say(reply)
             if isinstance(reply, m.Sorry):

@@ -36,7 +36,6 @@ class Quirks:
 
     obeys_the_dead: bool = False
     leases_at_attachment: bool = False
-    leases_blindly: bool = False
     sends_before_storing: bool = False
     hears_closed_sessions: bool = False
 
