@@ -292,6 +292,7 @@ class Engine:
                 reconcile.gone(queue, worker, message.offer, message.reason, now)
             case m.Goodbye():
                 worker.stopping = True
+                queue.say(worker.session, m.Goodbye())
             case m.WorkerHello() | m.FetchedOutput():
                 pass
 

@@ -126,6 +126,9 @@ def obstacle(request: Request, room: Room) -> Obstacle | None:
     if request.slots > room.slots:
         return Obstacle("taken", "job slots", request.slots, room.slots)
     if cores > room.cores:
+        if request.cores_are_wish and cores > room.wish_cores:
+            # Without this word a person looks in vain for the jobs that took the machine.
+            return Obstacle("busy", "cpus", min(request.cores, room.totals.cores), room.wish_cores)
         return Obstacle("taken", "cpus", cores, room.cores)
     if ram_mb > room.ram_mb:
         return Obstacle("taken", "MB of memory", ram_mb, room.ram_mb)

@@ -559,7 +559,10 @@ class FetchedOutput(Message, frozen=True, kw_only=True):
 
 
 class Goodbye(Message, frozen=True, kw_only=True):
-    """An orderly stop: of a worker (its jobs go on under their runner) or of the server. Not answered."""
+    """An orderly stop: of a worker (its jobs go on under their runner) or of the server.
+
+    That of a worker is answered by the same: it has then read, and given back, whatever was offered to it before.
+    """
 
     reason: str = ""
 

@@ -119,6 +119,8 @@ class Agent:
         self._guard = LeaseGuard()
         self._was_told = False
         self._is_stopping = False
+        self.is_seen_off = False
+        """The server has answered our goodbye: it offers nothing more, and all that it had offered is read."""
         self._forget_session()
 
     def _forget_session(self) -> None:
@@ -197,6 +199,9 @@ class Agent:
                 return self._welcomed(message, boottime)
             case Sorry(reason=reason, hint=hint, lasting=lasting):
                 return [Close(reason, hint, lasting)]
+            case Goodbye() if self._is_stopping:
+                self.is_seen_off = True
+                return []
             case Goodbye(reason=reason):
                 return [Close(f"the server says goodbye: {reason}" if reason else "the server says goodbye")]
             case HeartbeatAnswer():

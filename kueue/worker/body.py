@@ -50,6 +50,7 @@ TRIM_SECONDS = 1.0
 CLEAN_SECONDS = 600.0
 HELD_SECONDS = 1.0
 """Between two looks at trees that the worker itself stopped: the kernel continues orphaned process groups."""
+GOODBYE_SECONDS = 2.0
 FETCH_SECONDS = 8.0
 """Below the server's own patience, so that it hears a reason."""
 ENDS_AT_ONCE = 32
@@ -94,6 +95,7 @@ class Body:
     def __post_init__(self) -> None:
         self._wake = trio.Event()
         self._busy = trio.Event()
+        self._seen_off = trio.Event()
         self._orders_in, self._orders = trio.open_memory_channel[Order](math.inf)
         self._ends_in, self._ends = trio.open_memory_channel["tuple[Session, AttemptEnded]"](math.inf)
         self._directories = Directories()
@@ -154,6 +156,8 @@ class Body:
             if any(isinstance(action, Close) for action in actions):
                 break
         self.perform(actions)
+        if self.agent.is_seen_off:
+            self._seen_off.set()
         if self.agent.is_welcome and not self.was_welcome:
             self.was_welcome = True
             self.on_welcome()
@@ -161,9 +165,12 @@ class Body:
     async def say_goodbye(self) -> None:
         """The orderly stop: what was not started goes back, then the server is told."""
         session = self._session
+        is_heard = self.agent.is_welcome
         self.perform(self.agent.stop())
-        if session is not None:
-            with trio.move_on_after(2.0):
+        if session is not None and is_heard:
+            with trio.move_on_after(GOODBYE_SECONDS):
+                # What is offered while we leave would otherwise wait, unanswered, until we are back or count as silent.
+                await self._seen_off.wait()
                 await session.stream.drained()
 
     # --- actions -----------------------------------------------------------------------------------------------------

@@ -96,10 +96,12 @@ class KillLab(FeatureLab):
         return self.worker_state(worker) / "spool"
 
     def kill(self, *pids: int) -> None:
-        """SIGKILL, and wait until they are gone."""
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """SIGKILL to all at once, and wait until they are gone."""
+        # Stopped first: else the second could see the first die, and do something about it.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
         for process in self.processes:
             if process.pid in pids:
                 process.wait()

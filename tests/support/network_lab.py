@@ -96,11 +96,11 @@ class NetworkLab(KillLab):
         """A program on that host."""
         boot = self.boot_ids.get(host)
         # What `ip netns exec` mounts is seen by that program alone.
-        shown = f'mount --bind {boot} /proc/sys/kernel/random/boot_id && exec "$@"' if boot else 'exec "$@"'
+        script = f'mount --bind {boot} /proc/sys/kernel/random/boot_id && exec "$@"' if boot else 'exec "$@"'
+        inside = ["ip", "netns", "exec", self.network.space(host)]
         with open(self.folder / f"{log}.log", "ab") as stream:
             process = subprocess.Popen(
-                ["ip", "netns", "exec", self.network.space(host), "sh", "-c", shown, "sh"]
-                + [sys.executable, "-m", module, *args],
+                [*inside, "sh", "-c", script, "sh", sys.executable, "-m", module, *args],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
@@ -114,7 +114,7 @@ class NetworkLab(KillLab):
     def lose_power(self, host: str) -> None:
         """Nothing is said to anybody, nothing of it lives on; its next boot has another id."""
         self.network.cut(host)
-        mark = str(self.state_of(host)).encode()
+        mark = f"KUEUE_STATE_DIR={self.state_of(host)}".encode()
         own = [pid for pid in self.members() if mark in environ_of(pid) or pid in self.jobs_on.get(host, ())]
         self.kill(*own)
         self.network.heal(host)
@@ -166,11 +166,11 @@ class NetworkLab(KillLab):
         )
 
 
-def environ_of(pid: int) -> bytes:
+def environ_of(pid: int) -> list[bytes]:
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
-        return b""
+        return []
 
 
 class Timeline:

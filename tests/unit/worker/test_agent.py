@@ -688,6 +688,9 @@ def test_an_orderly_stop_gives_back_what_was_not_handed_over_and_takes_nothing_m
     assert (type(returned), returned.offer) == (OfferDeferred, 2)
     assert isinstance(goodbye, Goodbye)
     assert isinstance(said(bench.hears(offer(3)))[0], OfferDeferred)
+    assert not bench.agent.is_seen_off
+    assert bench.hears(Goodbye()) == []  # the connection stays until the last deferral is out
+    assert bench.agent.is_seen_off
     assert 1 in bench.agent.attempts
 
 
