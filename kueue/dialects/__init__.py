@@ -1,0 +1,1 @@
+"""Other systems' commands on the same server; empty until they come."""
