@@ -95,7 +95,7 @@ def test_the_use_of_a_tree_counts_time_and_memory(trees, started):
 def test_a_stopped_tree_stays_stopped_until_it_is_let_go(trees, started):
     process = started("sleep", "60")
     until(lambda: trees.use([5])[5].processes == 1 and is_sleep(process.pid))
-    assert trees.stop([5]) == 1
+    assert trees.stop([5]) >= 1  # one that is slow to stop is signalled again
     assert read_stat(process.pid).state == "T"
     assert trees.stop([5]) == 0
     assert trees.let_go([5]) == 1
