@@ -24,7 +24,7 @@ import time
 
 from kueue import __version__
 from kueue.errors import ProtocolError, Refused, Unreachable, UserError
-from kueue.units import merge_id_ranges
+from kueue.units import merge_id_ranges, subtract_id_ranges
 
 TYPE_CHECKING = False  # importing it from typing would take 3 ms at every start
 if TYPE_CHECKING:
@@ -72,6 +72,10 @@ class ConnectionLost(Exception):
     """The connection broke or could not be made; trying again may help."""
 
 
+class Silence(ConnectionLost):
+    """Nothing came for as long as was waited; the connection itself may be well."""
+
+
 class Connection:
     """One connection to a server that has said welcome."""
 
@@ -88,7 +92,11 @@ class Connection:
             raise ConnectionLost(_why(error)) from error
 
     def receive(self, timeout_seconds: float | None = None) -> list[Message]:
-        """The messages of the next frame. Raises `ConnectionLost` at the end and after `timeout_seconds` of silence."""
+        """The messages of the next frame.
+
+        Raises `ConnectionLost` at the end and its kind `Silence` after `timeout_seconds`; what came of a frame by then
+        is kept for the next call.
+        """
         while True:
             if len(self._buffer) >= 4:
                 length = int.from_bytes(self._buffer[:4], "big")
@@ -102,7 +110,9 @@ class Connection:
                 self._socket.settimeout(timeout_seconds)
                 piece = self._socket.recv(256 * 1024)
             except OSError as error:
-                raise ConnectionLost(_why(error)) from error
+                # A time-out of ours has no errno; the kernel's ETIMEDOUT means that the peer is gone.
+                is_ours = isinstance(error, TimeoutError) and error.errno is None
+                raise (Silence if is_ours else ConnectionLost)(_why(error)) from error
             if not piece:
                 raise ConnectionLost("the server closed the connection")
             self._buffer += piece
@@ -126,6 +136,8 @@ class Client:
     ) -> None:
         self.server = server
         self.patience_seconds = patience_seconds
+        self.welcome_seconds = _WELCOME_SECONDS
+        """How long what was connected to may take to prove itself and say welcome."""
         self.welcome: Message = {}
         self.tell = tell if tell is not None else _tell_stderr
         self._connection: Connection | None = None
@@ -186,41 +198,74 @@ class Client:
         ]
         return self._exchange(frames, seq)[-1]
 
-    def watch(self, ids: IdRanges) -> Iterator[Message]:
+    def watch(self, ids: IdRanges, *, look_seconds: float | None = None) -> Iterator[Message]:
         """First one `Watching` that names the ids that do not exist, then a `JobEnded` for each other job as it ends.
 
         Ends with the last of them. Waits for a server that is away for ever. A job that was cleaned away while the
         server was not reached comes as a `JobEnded` without outcome.
+
+        With `look_seconds` it is looked, once and after so long without a word, whether anything goes on at all; if
+        none of the jobs is offered or runs, one that waits comes in a `JobList`.
         """
-        remaining = {job for first, last in ids for job in range(first, last + 1)}
-        seq = self.next_seq()
+        # Counted out only when the server has said which of them exist: a range may be typed of any length.
+        asked = merge_id_ranges(ids)
+        remaining: set[int] = set()
+        seq, active_seq, waiting_seq = self.next_seq(), self.next_seq(), self.next_seq()
         is_first = True
+
+        def open_ids() -> list[tuple[int, int]]:
+            if is_first:
+                return asked
+            return merge_id_ranges((job, job) for job in remaining)
+
+        def look() -> list[Message]:
+            question: Message = {"type": "ListJobs", "ids": open_ids(), "limit": 1}
+            return [
+                {**question, "seq": active_seq, "states": ["offered", "running"]},
+                {**question, "seq": waiting_seq, "states": ["held", "pending"]},
+            ]
+
+        seen: dict[int, Message] = {}
         for message in self.converse(
-            lambda: [{"type": "WatchJobs", "seq": seq, "ids": merge_id_ranges((job, job) for job in remaining)}]
+            lambda: [{"type": "WatchJobs", "seq": seq, "ids": open_ids()}],
+            later=None if look_seconds is None else (look_seconds, look),
         ):
+            if message["type"] == "JobList":
+                seen[message["seq"]] = message
+                if len(seen) == 2 and not seen[active_seq]["jobs"] and seen[waiting_seq]["jobs"]:
+                    yield seen[waiting_seq]
+                continue
             if message.get("seq") != seq:
                 continue
             if message["type"] == "Watching":
-                missing = [job for first, last in message.get("missing", ()) for job in range(first, last + 1)]
+                missing = [(first, last) for first, last in message.get("missing", ())]
                 if is_first:
                     is_first = False
+                    there = subtract_id_ranges(asked, missing)
+                    remaining = {job for first, last in there for job in range(first, last + 1)}
                     yield message
                 else:
-                    for job in missing:
-                        if job in remaining:
-                            yield {"type": "JobEnded", "seq": seq, "id": job, "outcome": None, "exit_code": 125}
-                remaining.difference_update(missing)
+                    gone = {job for first, last in missing for job in range(first, last + 1)} & remaining
+                    remaining -= gone
+                    for job in sorted(gone):
+                        yield {"type": "JobEnded", "seq": seq, "id": job, "outcome": None, "exit_code": 125}
             elif message["type"] == "JobEnded" and message["id"] in remaining:
                 remaining.discard(message["id"])
                 yield message
             if not remaining:
                 return
 
-    def converse(self, questions: Callable[[], Sequence[Message]]) -> Iterator[Message]:
+    def converse(
+        self,
+        questions: Callable[[], Sequence[Message]],
+        *,
+        later: tuple[float, Callable[[], Sequence[Message]]] | None = None,
+    ) -> Iterator[Message]:
         """All that the server says in answer to `questions()`, for as long as the caller listens.
 
         After a lost connection `questions` is called again: it returns what is still open by then. Raises as `ask`
-        does, but waits for a server that is away for ever.
+        does, but waits for a server that is away for ever. `later`: seconds, and what is asked as well, once, when
+        nothing was said for so long.
         """
         outage = _Outage(self, None)
         while True:
@@ -229,7 +274,15 @@ class Client:
                 outage.is_over()
                 connection.send([encode(list(questions()))])
                 while True:
-                    for message in connection.receive():
+                    try:
+                        messages = connection.receive(None if later is None else later[0])
+                    except Silence:
+                        if later is None:
+                            raise
+                        messages = []
+                        connection.send([encode(list(later[1]()))])
+                        later = None
+                    for message in messages:
                         _raise_refusals(message)
                         yield message
             except ConnectionLost as lost:  # noqa: PERF203 - the loop is about these
@@ -289,7 +342,7 @@ class Client:
             try:
                 plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 _notice_dead_peers(plain)
-                plain.settimeout(_WELCOME_SECONDS)
+                plain.settimeout(self.welcome_seconds)
                 secured = context.wrap_socket(plain, server_hostname=identity.server_hostname)
                 check_peer(secured.getpeercert(binary_form=True), [identity])
                 return self._greet(secured)
@@ -311,7 +364,8 @@ class Client:
                 self._note_abrupt_end(error)
         raise Refused(
             "Authentication failed!",
-            hint=f"shared_secret in the configuration must be the one of the server at {self.server}.",
+            hint=f"shared_secret in the configuration must be the one of the server at {self.server}."
+            " If that server is somebody else's, choose another server_port.",
         ) from refusal
 
     def _note_abrupt_end(self, error: Exception) -> None:
@@ -323,9 +377,9 @@ class Client:
         connection = Connection(sock)
         try:
             connection.send(
-                [encode([{"type": "ClientHello", "protocol": PROTOCOL, "version": __version__}])], _WELCOME_SECONDS
+                [encode([{"type": "ClientHello", "protocol": PROTOCOL, "version": __version__}])], self.welcome_seconds
             )
-            self.welcome = self._checked_welcome(connection.receive(_WELCOME_SECONDS))
+            self.welcome = self._checked_welcome(connection.receive(self.welcome_seconds))
         except BaseException:
             connection.close()
             raise

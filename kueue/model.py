@@ -5,21 +5,41 @@ Rules
 - An operating-system string (argument, path, environment) may hold bytes that are not UTF-8. Inside a
   program it is a ``str`` with surrogate escapes; in a value that travels it is `OsText`.
 - Sizes are whole megabytes (2**20 bytes) with the unit in the name; times are seconds.
+- What a worker tells is bounded here, in the types, and checked where it is decoded: a worker that tells nonsense loses
+  its connection, and no number reaches the state that cannot be stored, summed or shown. What a person may type (ids,
+  sizes) is not bounded by its type, so that it can be refused with a sentence.
 """
 
 from __future__ import annotations
 
 import base64
 from enum import Enum
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 DEFAULT_PRIORITY = 10
 DISCARD = "null"
 """An output path of exactly this text means: throw the stream away. A file of that name is ``./null``."""
 
 OnLost: TypeAlias = Literal["rerun", "wait", "fail"]
+
+Number: TypeAlias = Annotated[int, Meta(ge=0, lt=2**50)]
+"""Of a job or an offer. There is room for more above it, so that ids still grow after the worst that can be told."""
+Amount: TypeAlias = Annotated[int, Meta(ge=0, lt=2**53)]
+"""Cores, megabytes, bytes; whole in every JSON reader."""
+Units: TypeAlias = Annotated[int, Meta(ge=0, le=4096)]
+"""How many of a named resource one machine has: each is given by its number, so they are counted out one by one."""
+Wall: TypeAlias = Annotated[float, Meta(ge=0, lt=253_402_300_800)]
+"""UTC seconds before the year 10000; what the kernel can be set to lies within."""
+Seconds: TypeAlias = Annotated[float, Meta(ge=0, lt=2**53)]
+Load: TypeAlias = Annotated[float, Meta(ge=0, lt=2**53)]
+Excerpted: TypeAlias = Annotated[bytes, Meta(max_length=2**20)]
+"""Far above what a worker sends of one stream with an end."""
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=255)]
+Mark: TypeAlias = Annotated[str, Meta(max_length=255)]
+"""Of a machine or a boot; empty where the system does not say."""
+Remark: TypeAlias = Annotated[str, Meta(max_length=65536)]
 
 
 class Now(NamedTuple):
@@ -33,6 +53,10 @@ class Raw(Struct, frozen=True):
     """An operating-system string that is not UTF-8, as base64 of its bytes."""
 
     b64: str
+
+    def __post_init__(self) -> None:
+        # Here, so that nothing is taken in, stored or handed to a worker that later nobody can read.
+        base64.b64decode(self.b64, validate=True)
 
 
 OsText: TypeAlias = str | Raw
@@ -160,38 +184,38 @@ class Allocation(Struct, frozen=True):
 class Exited(Struct, frozen=True, tag="exited"):
     """The main process ended by itself with this exit status (0…255)."""
 
-    code: int
+    code: Annotated[int, Meta(ge=0, le=255)]
 
 
 class Signaled(Struct, frozen=True, tag="signaled"):
     """A signal that was not ours ended the main process."""
 
-    signal: int
+    signal: Annotated[int, Meta(ge=0, le=127)]
 
 
 class NotStarted(Struct, frozen=True, tag="not_started"):
     """The process could not be started; `cause` decides the exit code (127, 126, 125)."""
 
-    reason: str
+    reason: Remark
     cause: Literal["not_found", "not_executable", "output", "directory", "limit", "other"] = "other"
 
 
 class TimedOut(Struct, frozen=True, tag="timed_out"):
     """The job ran longer than its `timeout_seconds` and was stopped."""
 
-    after_seconds: float
+    after_seconds: Seconds
 
 
 class Canceled(Struct, frozen=True, tag="canceled"):
     """A person ended it."""
 
-    reason: str = ""
+    reason: Remark = ""
 
 
 class Lost(Struct, frozen=True, tag="lost"):
     """The last allowed attempt was given away or proven gone; the reason names the workers."""
 
-    reason: str
+    reason: Remark
 
 
 Outcome: TypeAlias = Exited | Signaled | NotStarted | TimedOut | Canceled | Lost
@@ -251,10 +275,10 @@ def exit_code(outcome: Outcome) -> int:
 class Excerpt(Struct, frozen=True):
     """What the server keeps of one output stream: the first and the last bytes."""
 
-    size: int = 0
+    size: Amount = 0
     """Bytes the job wrote in all."""
-    head: bytes = b""
-    tail: bytes = b""
+    head: Excerpted = b""
+    tail: Excerpted = b""
     """The end of the stream; empty when `head` is the whole."""
     redirected: OsText | None = None
     """Absolute path on the worker if the user gave one; then head and tail are empty."""
@@ -270,15 +294,15 @@ class EndRecord(Struct, frozen=True):
     """How one attempt ended, as its runner wrote it down."""
 
     outcome: Outcome
-    started_wall: float | None
-    ended_wall: float
-    run_seconds: float = 0.0
+    started_wall: Wall | None
+    ended_wall: Wall
+    run_seconds: Seconds = 0.0
     """Spawn to exit on the worker's steady clock, pauses included."""
-    cpu_seconds: float = 0.0
-    max_rss_mb: int = 0
-    leftovers_stopped: int = 0
+    cpu_seconds: Seconds = 0.0
+    max_rss_mb: Amount = 0
+    leftovers_stopped: Amount = 0
     """Processes of the job that outlived its main process and were stopped."""
-    notes: tuple[str, ...] = ()
+    notes: Annotated[tuple[Remark, ...], Meta(max_length=100)] = ()
     stdout: Excerpt = Excerpt()
     stderr: Excerpt = Excerpt()
 
@@ -286,31 +310,31 @@ class EndRecord(Struct, frozen=True):
 class MachineTotals(Struct, frozen=True):
     """What a worker's machine has, after the overrides of its configuration."""
 
-    slots: int
-    cores: int
-    ram_mb: int
-    named: tuple[tuple[str, int], ...] = ()
+    slots: Amount
+    cores: Amount
+    ram_mb: Amount
+    named: Annotated[tuple[tuple[Name, Units], ...], Meta(max_length=100)] = ()
 
 
 class MachineInfo(Struct, frozen=True):
     """What a machine is; for people only."""
 
-    kernel: str = "unknown"
-    distribution: str = "unknown"
-    cpu_mhz: int = 0
+    kernel: Remark = "unknown"
+    distribution: Remark = "unknown"
+    cpu_mhz: Amount = 0
 
 
 class MachineLoad(Struct, frozen=True):
     """How busy a machine is, as measured by its worker; never what is free: the server sums allocations itself."""
 
-    load: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    busy_cores: int = 0
+    load: tuple[Load, Load, Load] = (0.0, 0.0, 0.0)
+    busy_cores: Amount = 0
     """Cores in use: ``ceil(ceil(load1 - ghost) * scale)``; 0 when dynamic checking is off."""
-    others_busy_cores: int = 0
+    others_busy_cores: Amount = 0
     """The same without what kueue's running jobs contribute."""
-    available_ram_mb: int | None = None
+    available_ram_mb: Amount | None = None
     """None: do not look at measured memory (dynamic checking is off)."""
-    others_ram_mb: int = 0
+    others_ram_mb: Amount = 0
     """Memory used by anything but kueue's jobs."""
 
 

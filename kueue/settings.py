@@ -7,6 +7,7 @@ start of the command 11 ms. `docs/settings.md` is generated from this module.
 from __future__ import annotations
 
 from kueue import units
+from kueue.errors import UserError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ LOG_LEVELS = ("trace", "debug", "info", "warn", "error")
 SECRET_MIN, SECRET_GOOD = 8, 20
 """Characters below which a secret is refused, and below which it is warned about."""
 U64_MAX = 2**64 - 1
+UNITS_MAX = 4096
+"""Of one named resource of a machine; what `model.Units` lets through."""
 
 
 class Setting:
@@ -220,7 +223,13 @@ class WorkerSettings(Section):
     @property
     def named(self) -> tuple[tuple[str, int], ...]:
         """`resources` as sorted (name, amount) pairs."""
-        return units.parse_resources(self.resources.replace(",", " ").split())
+        pairs = units.parse_resources(self.resources.replace(",", " ").split())
+        for name, amount in pairs:
+            if amount > UNITS_MAX:
+                raise UserError(
+                    f"worker_settings.resources: {name}={amount} is too many, at most {UNITS_MAX} can be told apart"
+                )
+        return pairs
 
 
 class ClientSettings(Section):

@@ -113,6 +113,23 @@ def merge_id_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
+def subtract_id_ranges(ranges: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The ids of `ranges` that are not in `others`, ascending; costs nothing for ranges of any length."""
+    left = []
+    holes = merge_id_ranges(others)
+    for first, last in merge_id_ranges(ranges):
+        begin = first
+        for hole_first, hole_last in holes:
+            if hole_last < begin or hole_first > last:
+                continue
+            if hole_first > begin:
+                left.append((begin, hole_first - 1))
+            begin = hole_last + 1
+        if begin <= last:
+            left.append((begin, last))
+    return left
+
+
 def is_resource_name(name: str) -> bool:
     """Letters, digits and ``_ . + : @ / -``, beginning with a letter, a digit or ``_``; at most 64 of them."""
     # Without blanks, commas and '=' a name can stand in a list, and without controls it can stand in a table.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kueue.cli import job_json, job_text
 from kueue.cli.session import Session
-from kueue.cli.waiting import tell_missing, wait_for
+from kueue.cli.waiting import is_one, tell_missing, wait_for
 from kueue.errors import EXIT_REFUSED, KueueError
 
 TYPE_CHECKING = False
@@ -87,23 +87,23 @@ def release(session: Session) -> int:
 def explain(session: Session) -> int:
     worst = 0
     answers: list[dict[str, Any]] = []
-    for first, last in session.arguments.ids:
-        for job in range(first, last + 1):
-            try:
-                answer = session.client.ask("ExplainJob", id=job)
-            except KueueError as error:
-                if first == last and len(session.arguments.ids) == 1:
-                    raise
-                session.report(error)
-                worst = max(worst, error.exit_code)
-                continue
-            if session.arguments.json:
-                answers.append(job_json.explanation(answer))
-                continue
-            if len(session.arguments.ids) > 1 or first != last:
-                session.screen.print(f"job {job}:")
-            for line in job_text.explanation(answer):
-                session.screen.print(line)
+    is_alone = is_one(session.arguments.ids)
+    for job in session.each_job(session.arguments.ids):
+        try:
+            answer = session.client.ask("ExplainJob", id=job)
+        except KueueError as error:
+            if is_alone:
+                raise
+            session.report(error)
+            worst = max(worst, error.exit_code)
+            continue
+        if session.arguments.json:
+            answers.append(job_json.explanation(answer))
+            continue
+        if not is_alone:
+            session.screen.print(f"job {job}:")
+        for line in job_text.explanation(answer):
+            session.screen.print(line)
     if session.arguments.json:
         session.print_json({"jobs": answers})
     return worst

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import signal
 import socket
@@ -16,12 +18,13 @@ from typing import NamedTuple
 import kueue
 from kueue import places
 from kueue.cli.session import Session
-from kueue.client import is_this_host
+from kueue.client import connect, is_this_host
 from kueue.config import Config, load
 from kueue.errors import EXIT_REFUSED, KueueError, Unreachable
 
 _READY_SECONDS = 30.0
 # The first start derives the key of the secret and makes a new store: about a second, on a slow disk several.
+_STRANGER_SECONDS = 3.0
 _STOP_SECONDS = 30.0
 _LOOK_SECONDS = 0.05
 _LOG_TAIL_BYTES = 2000
@@ -47,7 +50,8 @@ def up(session: Session) -> int:
     screen = session.screen
     name = config.common.server_name
     if is_this_host(name):
-        _start(session, server, config, lambda: _is_serving(session))
+        if _is_ours_to_start(session, server, config):
+            _start(session, server, config, lambda: _is_serving(session))
     else:
         screen.remark(f"The server of this lab is {name}, not this machine: only a worker is started here.")
     worker_name = _worker_name(config)
@@ -85,6 +89,47 @@ def _worker(config: Config) -> Daemon:
 
 def _worker_name(config: Config) -> str:
     return config.worker.worker_name or socket.gethostname().partition(".")[0]
+
+
+def _is_ours_to_start(session: Session, server: Daemon, config: Config) -> bool:
+    """Is there no server yet that serves this lab? Raises `KueueError` when something else has its port."""
+    if places.is_locked(server.lock) or not _is_taken(config):
+        return True
+    common = config.common
+    with connect(config, patience_seconds=0.0) as client, contextlib.suppress(KueueError):
+        # What listens there and is no server may stay mute.
+        client.welcome_seconds = _STRANGER_SECONDS
+        client.ask("ServerInfo")
+        session.screen.print(f"A server of this lab, started by somebody else, runs already at {client.server}.")
+        return False
+    raise KueueError(
+        f"TCP port {common.server_port} of this machine is taken by another program, maybe by a colleague's server.",
+        hint=f"To join that server write its shared_secret into {config.path}; else choose another server_port there.",
+    )
+
+
+def _is_taken(config: Config) -> bool:
+    """Does a program listen where the server is to listen?"""
+    for word in config.server.bind_addresses.split():
+        host = word.removeprefix("[").removesuffix("]")
+        try:
+            found = socket.getaddrinfo(
+                host, config.common.server_port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+        except (OSError, UnicodeError):
+            continue  # the server says what is wrong with an address
+        for family, kind, _, _, address in found:
+            try:
+                with socket.socket(family, kind) as probe:
+                    # Old connections that linger do not count, as with the server's own socket.
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    if family == socket.AF_INET6:
+                        probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                    probe.bind(address)
+            except OSError as error:  # noqa: PERF203 - each address has its own trouble
+                if error.errno == errno.EADDRINUSE:
+                    return True
+    return False
 
 
 def _start(session: Session, daemon: Daemon, config: Config, is_ready: Callable[[], bool]) -> None:

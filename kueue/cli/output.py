@@ -69,17 +69,16 @@ def log(session: Session) -> int:
     worst = 0
     ids = session.arguments.ids
     is_alone = len(ids) == 1 and ids[0][0] == ids[0][1]
-    for first, last in ids:
-        for job in range(first, last + 1):
-            try:
-                if not is_alone:
-                    session.screen.remark(f"job {job}:")
-                _print_log(session, job)
-            except KueueError as error:  # noqa: PERF203 - one job that cannot be read must not hide the others
-                if is_alone:
-                    raise
-                session.report(error)
-                worst = max(worst, error.exit_code)
+    for job in session.each_job(ids):
+        try:
+            if not is_alone:
+                session.screen.remark(f"job {job}:")
+            _print_log(session, job)
+        except KueueError as error:  # noqa: PERF203 - one job that cannot be read must not hide the others
+            if is_alone:
+                raise
+            session.report(error)
+            worst = max(worst, error.exit_code)
     return worst
 
 
@@ -92,6 +91,11 @@ def _print_log(session: Session, job: int) -> None:
     while True:
         answer = session.client.ask("ReadOutput", id=job, stream=stream, offset=offset)
         source, note = answer.get("source", "worker"), answer.get("note", "")
+        data = decoded(answer.get("data", ""))
+        if source == "stored" and not data and not told:
+            # A worker keeps no file of a stream to which nothing was written.
+            screen.remark(f"Job {job}: its {stream} is empty.")
+            break
         sentence = {
             "worker": "",
             "stored": f"Job {job}: this is the excerpt that the server keeps; the worker with all of it is not there.",
@@ -101,7 +105,6 @@ def _print_log(session: Session, job: int) -> None:
             if remark and remark not in told:
                 told.add(remark)
                 screen.remark(remark)
-        data = decoded(answer.get("data", ""))
         if not data:
             break
         if not told and source == "worker":

@@ -9,12 +9,15 @@ from functools import cached_property
 from kueue.cli.screen import Screen
 from kueue.client import Client, connect
 from kueue.config import Config, load, write_template
-from kueue.errors import KueueError
+from kueue.errors import KueueError, UserError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
+
+ASKED_ONE_BY_ONE = 1000
+"""Ids: to ask about so many that do not exist takes a moment; a range may be typed of any length."""
 
 
 class Session:
@@ -62,6 +65,20 @@ class Session:
 
         # ASCII alone: the same bytes in every locale.
         self.screen.print(json.dumps(value, indent=2 if self.screen.is_terminal else None))
+
+    def each_job(self, ids: Sequence[tuple[int, int]]) -> Iterator[int]:
+        """The single ids, to ask about one after the other; of very many only those that exist.
+
+        Raises `UserError` when none of very many exists.
+        """
+        if sum(last - first + 1 for first, last in ids) <= ASKED_ONE_BY_ONE:
+            for first, last in ids:
+                yield from range(first, last + 1)
+            return
+        there = [job["id"] for part in self.client.ask_parts("ListJobs", ids=ids) for job in part["jobs"]]
+        if not there:
+            raise UserError("Job not found!", hint="`kueue list-jobs` shows those that there are.")
+        yield from there
 
     def report(self, error: KueueError) -> None:
         """Tells the person of an error: sentence and hint."""

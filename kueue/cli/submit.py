@@ -212,7 +212,9 @@ def _lines(path: str) -> Iterable[str]:
 
 
 def _checked_name(name: str) -> str:
-    if not name.strip() or not name.isprintable() or len(name) > _NAME_CHARACTERS:
+    # In a locale without its letters a name arrives as bytes in disguise, which would count as unprintable.
+    letters = os.fsencode(name).decode("utf-8", "replace")
+    if not name.strip() or not letters.isprintable() or len(letters) > _NAME_CHARACTERS:
         raise UserError(
             f"Not a name for a job: {name[:60]!r}.",
             hint=f"Take 1 to {_NAME_CHARACTERS} printable characters.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kueue.cli.session import Session
+from kueue.cli.text import harmless
 from kueue.errors import EXIT_CANCELED, EXIT_OWN_FAILURE, EXIT_REFUSED
 from kueue.units import format_id_ranges
 
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 JOB_NOT_FOUND = "Job not found!"
+
+_LOOK_SECONDS = 3.0
+# Longer than a job takes to start where there is room, short enough that nobody believes the command hangs.
 
 
 def wait_for(session: Session, ids: Sequence[tuple[int, int]], *, prints_codes: bool) -> int:
@@ -25,7 +29,10 @@ def wait_for(session: Session, ids: Sequence[tuple[int, int]], *, prints_codes: 
     is_quiet = getattr(session.arguments, "quiet", False)
     worst = done = failed = 0
     try:
-        for message in session.client.watch(ids):
+        for message in session.client.watch(ids, look_seconds=None if is_quiet else _LOOK_SECONDS):
+            if message["type"] == "JobList":
+                tell_why_it_waits(session, message["jobs"][-1], is_alone=is_one(ids))
+                continue
             if message["type"] == "Watching":
                 missing = [(first, last) for first, last in message.get("missing", ())]
                 if missing:
@@ -51,6 +58,16 @@ def tell_missing(session: Session, asked: Sequence[tuple[int, int]], missing: Se
     """Says on stderr that jobs do not exist; which ones, if several were asked for."""
     which = "" if is_one(asked) else f" (ID={format_id_ranges(missing)})"
     session.screen.remark(f"{JOB_NOT_FOUND}{which}")
+
+
+def tell_why_it_waits(session: Session, job: dict[str, Any], *, is_alone: bool) -> None:
+    """Says on stderr why the job has not started, as the listing does; `is_alone`: no other one is waited for."""
+    if job["state"] == "held":
+        reason, more = "it is held", f"`kueue release {job['id']}` lets it start."
+    else:
+        reason, more = harmless(job.get("note") or "no reason is known"), f"`kueue explain {job['id']}` says more."
+    subject = f"Job {job['id']} waits" if is_alone else f"No job has started yet; job {job['id']} waits"
+    session.screen.remark(f"{subject}: {reason}. {more}")
 
 
 def tell_how_to_go_on(session: Session, ids: str) -> None:

@@ -19,7 +19,7 @@ from kueue.core import reconcile, removal, silence, submission
 from kueue.core.placement import Pick, Room, Round
 from kueue.core.queue import OPERATOR, Queue, Turn, expand, fold, job_ended, too_many
 from kueue.core.settings import Settings
-from kueue.core.state import State, Sums, payload_of
+from kueue.core.state import Answer, State, Sums, payload_of
 from kueue.core.waiting import smallest
 from kueue.core.workers import Worker
 from kueue.model import JobRange, JobState, Now, kind_of
@@ -312,8 +312,7 @@ class Engine:
             stored = self.state.answers.get(request_id)
             if stored is not None:
                 if not isinstance(message, m.Submit) or message.last:
-                    seq = getattr(message, "seq", 0)
-                    queue.say(session, msgspec.structs.replace(_decode_answer.decode(stored.message), seq=seq))
+                    queue.say(session, repeated(stored, message))
                 return
         match message:
             case m.Submit():
@@ -414,6 +413,17 @@ class Engine:
             elif job_id in past:
                 queue.say(session, job_ended(message.seq, job_id, past[job_id].outcome))
 
+
+def repeated(stored: Answer, message: m.Message) -> m.ToClient:
+    """What was answered to this request before, under the number of the repetition."""
+    seq: int = getattr(message, "seq", 0)
+    answer = _decode_answer.decode(stored.message)
+    if not isinstance(answer, _ANSWERS.get(type(message), m.Results)):
+        return m.Failed(seq=seq, error="The request id was used for another question before.")
+    return msgspec.structs.replace(answer, seq=seq)
+
+
+_ANSWERS: dict[type, type] = {m.Submit: m.Submitted, m.CleanJobs: m.Done}
 
 FROM_WORKER = (
     m.WorkerHello,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from kueue.core import facts as f
 from kueue.core.placement import too_small
 from kueue.core.queue import OPERATOR, Queue
-from kueue.model import JobRange, Now, Request
+from kueue.model import JobRange, Now, OsText, Request, from_os_text
 from kueue.protocol import messages as m
 
 MAX_JOBS_AT_ONCE = 5_000_000
@@ -59,7 +59,7 @@ def _failed(sentence: str) -> m.Failed:
 
 def _malformed(entry: JobRange) -> str:
     request = entry.request
-    argvs: Iterable[Sequence[object]] = entry.argvs or (entry.payload.argv,)
+    argvs: Sequence[Sequence[OsText]] = entry.argvs or (entry.payload.argv,)
     if any(not argv for argv in argvs):
         return "the command is empty"
     amounts = (
@@ -77,10 +77,34 @@ def _malformed(entry: JobRange) -> str:
             return "resources must be sorted by name, each named once"
     if any(name.startswith("@") for name, _ in request.counters):
         return "resource names cannot begin with @"
-    if entry.terms.max_attempts < 1:
+    if abs(request.priority) >= 1 << 53:
+        return "the priority is out of bounds"
+    if not 1 <= entry.terms.max_attempts < 1 << 53:
         return "max attempts must be at least 1"
-    if entry.terms.timeout_seconds is not None and entry.terms.timeout_seconds <= 0:
+    if entry.terms.timeout_seconds is not None and not 0 < entry.terms.timeout_seconds < 1 << 53:
         return "a time limit must be above 0 seconds"
+    return _unusable(entry, argvs)
+
+
+def _unusable(entry: JobRange, argvs: Iterable[Sequence[OsText]]) -> str:
+    """What no operating system takes: a job that has it could be started nowhere."""
+    place, payload = entry.place, entry.payload
+    if not from_os_text(place.cwd).startswith("/"):
+        return "the directory must be an absolute path"
+    if not 0 <= place.umask <= 0o777:
+        return "the umask must be between 0 and 0777"
+    names = [from_os_text(name) for name, _ in place.env]
+    if any(not name or "=" in name for name in names):
+        return "the name of a variable must not be empty or contain '='"
+    if len(set(names)) != len(names):
+        return "a variable is set twice"
+    texts = chain(
+        (place.cwd, place.pwd, payload.name or "", payload.stdout or "", payload.stderr or ""),
+        chain.from_iterable(place.env),
+        chain.from_iterable(argvs),
+    )
+    if any("\0" in (text if isinstance(text, str) else from_os_text(text)) for text in texts):
+        return "a NUL character cannot be handed to a program"
     return ""
 
 

@@ -14,23 +14,30 @@ Rules
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from kueue.model import (
     Allocation,
+    Amount,
     EndRecord,
     JobRange,
     MachineInfo,
     MachineLoad,
     MachineTotals,
+    Mark,
+    Name,
+    Number,
     OsText,
     Outcome,
     Payload,
     Place,
+    Remark,
     Request,
+    Seconds,
     Terms,
+    Wall,
 )
 
 PROTOCOL = 1
@@ -41,6 +48,8 @@ FRAME_LIMIT = 16 * 1024 * 1024
 
 Stream: TypeAlias = Literal["stdout", "stderr"]
 JobFilter: TypeAlias = Literal["held", "pending", "offered", "running", "succeeded", "failed", "canceled"]
+RequestId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
+Version: TypeAlias = Annotated[str, Meta(max_length=64)]
 WorkerState: TypeAlias = Literal["online", "offline", "silent", "away", "set aside"]
 
 
@@ -55,7 +64,7 @@ class ClientHello(Message, frozen=True, kw_only=True):
     """First message of a command. Answered by `Welcome` or `Sorry`."""
 
     protocol: int = PROTOCOL
-    version: str = ""
+    version: Version = ""
 
 
 class Submit(Message, frozen=True, kw_only=True):
@@ -66,7 +75,7 @@ class Submit(Message, frozen=True, kw_only=True):
     """
 
     seq: int
-    request_id: str
+    request_id: RequestId
     ranges: tuple[JobRange, ...]
     part: int = 0
     last: bool = True
@@ -80,7 +89,7 @@ class ListJobs(Message, frozen=True, kw_only=True):
     seq: int
     states: tuple[JobFilter, ...] = ()
     """Empty: all."""
-    limit: int | None = None
+    limit: Amount | None = None
     """The most recent so many of those selected."""
     ids: tuple[tuple[int, int], ...] = ()
     """Inclusive ranges; empty: all."""
@@ -104,7 +113,7 @@ class RemoveJobs(Message, frozen=True, kw_only=True):
     """Cancel jobs. Answered by `Results` within 10 s; what is not proven by then has ``ok = false``."""
 
     seq: int
-    request_id: str
+    request_id: RequestId
     ids: tuple[tuple[int, int], ...]
     kill: bool = False
     """Also jobs that run."""
@@ -116,7 +125,7 @@ class CleanJobs(Message, frozen=True, kw_only=True):
     """Forget succeeded and canceled jobs, with ``failed`` those that failed too. Answered by `Done`."""
 
     seq: int
-    request_id: str
+    request_id: RequestId
     failed: bool = False
 
 
@@ -124,7 +133,7 @@ class HoldJobs(Message, frozen=True, kw_only=True):
     """Keep pending jobs from starting. Answered by `Results`."""
 
     seq: int
-    request_id: str
+    request_id: RequestId
     ids: tuple[tuple[int, int], ...]
 
 
@@ -132,7 +141,7 @@ class ReleaseJobs(Message, frozen=True, kw_only=True):
     """Let held jobs start. Answered by `Results`."""
 
     seq: int
-    request_id: str
+    request_id: RequestId
     ids: tuple[tuple[int, int], ...]
 
 
@@ -164,7 +173,7 @@ class SetNode(Message, frozen=True, kw_only=True):
     """
 
     seq: int
-    request_id: str
+    request_id: RequestId
     name: str
     """The worker's name, or its id in digits."""
     state: Literal["online", "offline", "dead"]
@@ -179,7 +188,7 @@ class ReadOutput(Message, frozen=True, kw_only=True):
     seq: int
     id: int
     stream: Stream = "stdout"
-    offset: int = 0
+    offset: Amount = 0
     follow: bool = False
 
 
@@ -445,11 +454,11 @@ class AttemptReport(Struct, frozen=True, kw_only=True):
     no process of it is left and no end was written (runner's lock free, no tagged process; or the machine booted).
     """
 
-    offer: int
-    job: int
-    queue_id: str
+    offer: Number
+    job: Number
+    queue_id: Name
     state: Literal["queued", "running", "paused", "stopping", "ended", "unknown", "gone"]
-    started_wall: float | None = None
+    started_wall: Wall | None = None
     end: EndRecord | None = None
 
 
@@ -461,12 +470,12 @@ class WorkerHello(Message, frozen=True, kw_only=True):
     """
 
     protocol: int = PROTOCOL
-    version: str = ""
-    identity: str
-    name: str
-    machine_id: str
-    boot_id: str
-    made_boottime: float = 0.0
+    version: Version = ""
+    identity: Name
+    name: Name
+    machine_id: Mark
+    boot_id: Mark
+    made_boottime: Seconds = 0.0
     """When it was made, on the worker's ``CLOCK_BOOTTIME``: one that was held up on the way and comes after a newer one
     of the same boot is refused, for what it says is not the truth any more. 0: not said."""
     info: MachineInfo = MachineInfo()
@@ -478,7 +487,7 @@ class WorkerHello(Message, frozen=True, kw_only=True):
 class Heartbeat(Message, frozen=True, kw_only=True):
     """Every ``min(10, lease/6)`` seconds. Answered by `HeartbeatAnswer` with the same ``number``."""
 
-    number: int
+    number: Amount
 
 
 class Report(Message, frozen=True, kw_only=True):
@@ -492,69 +501,69 @@ class Report(Message, frozen=True, kw_only=True):
 class AttemptStarted(Message, frozen=True, kw_only=True):
     """The runner has started the process of this offer. Not answered; repeated in `WorkerHello`."""
 
-    offer: int
-    started_wall: float
+    offer: Number
+    started_wall: Wall
 
 
 class AttemptQueued(Message, frozen=True, kw_only=True):
     """The offer is with the runner and starts when the attempt it waits for has ended. Not answered."""
 
-    offer: int
+    offer: Number
 
 
 class OfferDeferred(Message, frozen=True, kw_only=True):
     """Not now; never started. The server asks again after a newer load."""
 
-    offer: int
-    reason: str
+    offer: Number
+    reason: Remark
     load: MachineLoad
 
 
 class OfferRejected(Message, frozen=True, kw_only=True):
     """Not here; never started. Holds for the job's directory if ``about_directory``, else for the job."""
 
-    offer: int
-    reason: str
+    offer: Number
+    reason: Remark
     about_directory: bool = True
 
 
 class OfferWithdrawn(Message, frozen=True, kw_only=True):
     """Answer to `WithdrawOffer`: never started and never will be."""
 
-    offer: int
+    offer: Number
 
 
 class AttemptChanged(Message, frozen=True, kw_only=True):
     """For people: the attempt was paused, continues, or cannot be stopped and why."""
 
-    offer: int
-    note: str = ""
+    offer: Number
+    note: Remark = ""
 
 
 class AttemptEnded(Message, frozen=True, kw_only=True):
     """The attempt is over and none of its processes is left. Answered by `Acknowledge` once it is stored."""
 
-    offer: int
+    offer: Number
     end: EndRecord
 
 
 class AttemptGone(Message, frozen=True, kw_only=True):
     """Proven: no process of it is left and no end was written. Answered by `Acknowledge`."""
 
-    offer: int
-    reason: str
+    offer: Number
+    reason: Remark
 
 
 class FetchedOutput(Message, frozen=True, kw_only=True):
     """Answer to `FetchOutput`."""
 
-    token: int
-    offset: int
+    token: Amount
+    offset: Amount
     data: bytes = b""
-    size: int = 0
+    size: Amount = 0
     """Bytes in the stream now."""
-    error: str = ""
-    note: str = ""
+    error: Remark = ""
+    note: Remark = ""
     """For example how many bytes the size limit cut out here."""
 
 
@@ -564,7 +573,7 @@ class Goodbye(Message, frozen=True, kw_only=True):
     That of a worker is answered by the same: it has then read, and given back, whatever was offered to it before.
     """
 
-    reason: str = ""
+    reason: Remark = ""
 
 
 # === server → worker =================================================================================================

@@ -142,9 +142,30 @@ def close(selector: selectors.BaseSelector, lines: Lines) -> None:
     lines.close()
 
 
-def _attach_order(line: bytes) -> Order | None:
+_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "StartAttempt": {"offer": int, "job": int, "queue_id": str},
+    "SetLease": {"deadline_boottime": (int, float)},
+    "StopOrder": {"offer": int},
+    "WithdrawOrder": {"offer": int},
+    "ForgetAttempts": {"offers": list},
+}
+"""What each order must have; that of a newer release may be any."""
+
+
+def read_order(line: bytes) -> Order | None:
+    """None: this is no order that can be carried out, whoever said it."""
     try:
         order = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return order if isinstance(order, dict) and order.get("type") == "Attach" else None
+    if not isinstance(order, dict) or not isinstance(order.get("type"), str):
+        return None
+    needed = _FIELDS.get(order["type"], {})
+    if not all(isinstance(order.get(name), kind) for name, kind in needed.items()):
+        return None
+    return order if all(isinstance(offer, int) for offer in order.get("offers", ())) else None
+
+
+def _attach_order(line: bytes) -> Order | None:
+    order = read_order(line)
+    return order if order is not None and order["type"] == "Attach" else None

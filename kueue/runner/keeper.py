@@ -22,7 +22,7 @@ from typing import Any
 from kueue.runner import cgroup
 from kueue.runner.care import Care, terms_of
 from kueue.runner.children import boottime, ended_child, ended_elsewhere, has_ended, take
-from kueue.runner.desk import Desk, close, want
+from kueue.runner.desk import Desk, close, read_order, want
 from kueue.runner.kernel import be_subreaper, name_process
 from kueue.runner.log import Log
 from kueue.runner.policy import (
@@ -216,14 +216,12 @@ class Keeper:
         )
 
     def _obey(self, line: bytes) -> None:
-        try:
-            order = json.loads(line)
-            kind = order["type"]
-        except (ValueError, TypeError, KeyError):
+        order = read_order(line)
+        if order is None:
             self.log(f"a line that is no order was skipped: {line[:80]!r}")
             return
         now = boottime()
-        match kind:
+        match order["type"]:
             case "StartAttempt":
                 self._start_attempt(order, line, now)
             case "SetLease":
@@ -247,7 +245,7 @@ class Keeper:
                 self.reviver.detached()
                 self.changed.add(0)
                 self.desk.drop()
-            case _:
+            case kind:
                 self.log(f"an order of a newer release was skipped: {kind}")
 
     def _start_attempt(self, order: dict[str, Any], line: bytes, now: float) -> None:

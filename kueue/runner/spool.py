@@ -8,7 +8,7 @@
 
 Nothing is flushed to the platter: a record must survive every process, and a loss of power ends the job as well.
 """
-# ruff: noqa: PTH102, PTH104, PTH106, PTH108, PTH116, PTH123, PTH208 (paths are bytes here, or this runs a thousand times a second)
+# ruff: noqa: PTH102, PTH103, PTH104, PTH106, PTH108, PTH116, PTH123, PTH208 (paths are bytes here, or this runs a thousand times a second)
 
 from __future__ import annotations
 
@@ -50,6 +50,9 @@ class Spool:
                 raise NumberInUse(folder) from None
             self._move_aside(folder)
             os.mkdir(folder, 0o700)
+        except FileNotFoundError:
+            # As in `write_exit`, of the whole spool.
+            os.makedirs(folder, 0o700)
         self._write(f"{folder}/{START}", record)
 
     def claim(self, offer: int, record: Record, runner: str) -> None:
@@ -65,7 +68,12 @@ class Spool:
 
     def write_exit(self, offer: int, record: Record) -> None:
         path = f"{self.folder(offer)}/{EXIT}"
-        self._write(path + ".new", record)
+        try:
+            self._write(path + ".new", record)
+        except FileNotFoundError:
+            # Somebody, perhaps the job, has removed the directory: its end is told all the same.
+            os.makedirs(self.folder(offer), 0o700, exist_ok=True)
+            self._write(path + ".new", record)
         os.rename(path + ".new", path)
 
     def write_not_started(self, offer: int, record: Record) -> None:
@@ -77,7 +85,7 @@ class Spool:
         try:
             with open(f"{self.folder(offer)}/{name}", "rb") as file:
                 record = json.loads(file.read())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return record if isinstance(record, dict) else None
 

@@ -37,7 +37,8 @@ PART_BYTES = 256 * 1024
 DETAILS = 8
 """Jobs in one part of `JobDetails`: each may carry four excerpts of 64 KiB."""
 KINDS: tuple[Kind, ...] = ("succeeded", "failed", "canceled")
-SPAN_MAX = 1 << 40
+SPAN_MAX = 1 << 62
+"""Above every id that can be given."""
 EVERYTHING: Ranges = ((0, SPAN_MAX),)
 
 

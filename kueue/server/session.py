@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from kueue import __version__, log
-from kueue.errors import Bug, KueueError
+from kueue.errors import Bug, KueueError, ProtocolError
 from kueue.net import GOODBYE_SECONDS, MessageStream, Peer
 from kueue.protocol import codec
 from kueue.protocol import messages as m
@@ -131,6 +131,8 @@ async def greet(driver: Driver, stream: MessageStream[Any], first: Sequence[m.Me
     from kueue.server.worker_session import WorkerSession  # noqa: PLC0415
 
     hello, rest = first[0], first[1:]
+    vocabulary = m.FromClient if isinstance(hello, m.ClientHello) else m.FromWorker
+    stray = next((message for message in rest if not isinstance(message, vocabulary)), None)
     if driver.is_stopping:
         stream.put([m.Sorry(reason="The server is stopping.", lasting=False)])
     elif not isinstance(hello, m.ClientHello | m.WorkerHello):
@@ -139,6 +141,8 @@ async def greet(driver: Driver, stream: MessageStream[Any], first: Sequence[m.Me
         sorry = _other_version(hello)
         _log.warning("%s: %s", peer.name, sorry.reason)
         stream.put([sorry])
+    elif stray is not None:
+        raise ProtocolError(f"A {type(stray).__name__} came behind a {type(hello).__name__}.")
     elif isinstance(hello, m.ClientHello):
         await ClientSession(driver, stream.speaking(codec.from_client)).run(rest)
     else:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
 import trio
 
 from kueue import log
-from kueue.core.engine import Engine
+from kueue.core.engine import Engine, repeated
 from kueue.core.facts import FinishedJob, Kind
 from kueue.errors import DiskFull, KueueError
 from kueue.model import Now
@@ -66,7 +65,7 @@ class Upkeep:
         async for session, question in self._asked:
             kinds: tuple[Kind, ...] = ALL_KINDS if question.failed else ("succeeded", "canceled")
             try:
-                stored = await self._driver.look(partial(_answered_before, question.request_id))
+                stored = await self._driver.look(partial(_answered_before, question))
                 if stored is not None:
                     self._driver.send(session, stored)
                     continue
@@ -119,6 +118,6 @@ class Upkeep:
             tidied = since
 
 
-def _answered_before(request_id: str, engine: Engine, _: Now) -> m.Message | None:
-    stored = engine.state.answers.get(request_id)
-    return None if stored is None else msgspec.json.decode(stored.message, type=m.ToClient)
+def _answered_before(question: m.CleanJobs, engine: Engine, _: Now) -> m.Message | None:
+    stored = engine.state.answers.get(question.request_id)
+    return None if stored is None else repeated(stored, question)

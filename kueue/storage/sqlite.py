@@ -155,6 +155,7 @@ class SqliteStore:
 
     def commit(self, batch: Batch) -> None:
         planned = plan(batch)
+        self._must_be_there()
         with self._transaction():
             self._store_ranges(planned.ranges)
             self._connection.executemany(RETURN, [(job, job, offer, offer) for job, offer in planned.returned])
@@ -169,6 +170,16 @@ class SqliteStore:
             self._blobs.settle()
             self._connection.execute("UPDATE aggregates SET body = ?", (rows.encode(batch.aggregates),))
         self._seq += len(batch.facts)
+
+    def _must_be_there(self) -> None:
+        """Raises `StorageError` when the file was removed or replaced: what we write then nobody would find again."""
+        with contextlib.suppress(OSError):
+            if self._identity() == self._file:
+                return
+        raise StorageError(
+            f"{self._path} was removed or replaced while the server runs: nothing was accepted",
+            hint="Put it back if you can, and start the server again.",
+        )
 
     def _store_ranges(self, ranges: list[NewRange]) -> None:
         take = self._blobs.take
@@ -380,6 +391,9 @@ class SqliteStore:
             raise StorageError(f"{self._path} is damaged: {error}", hint=f"It was left as it is. {RECOVER}") from error
         except OSError as error:
             raise StorageError(f"{self._path} cannot be used: {error}") from error
+        except (OverflowError, TypeError, ValueError) as error:
+            # A value without a stored form: not the disk's fault, and no reason to stop the service.
+            raise Bug(f"What was decided cannot be written to {self._path}: {error}") from error
 
     def _sentence(self, error: sqlite3.Error, *, is_write: bool) -> StorageError:
         # Python 3.10 has no error codes; the texts are those of sqlite3_errstr and have not changed since 2004.

@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         trio.run(Program(options.config, options.name).run)
     except KueueError as error:
-        sys.stderr.write("".join(f"{line}\n" for line in (str(error), error.hint) if line))
+        sys.stderr.write(f"Error: {error}\n" + (f"Hint: {error.hint}\n" if error.hint else ""))
         return error.exit_code
     return 0
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import trio
 
 from kueue import __version__, clock, config, identity, log, notify, places
-from kueue.errors import KueueError
+from kueue.errors import ConfigError, KueueError
 from kueue.worker import machine
 from kueue.worker.agent import Agent, AgentSettings
 from kueue.worker.body import LOCK_LEASE_SECONDS, Body
@@ -38,6 +38,8 @@ PROGRAM = "kueue_worker"
 SECTIONS = ("worker_settings",)
 LONGEST_WAIT_SECONDS = 30.0
 STOP_SECONDS = 8.0
+NAME_MAX = 255
+"""Characters; what `model.Name` lets through."""
 """For the last words; in all an orderly stop takes less than 10 s."""
 
 _log = log.logger("worker")
@@ -157,6 +159,8 @@ class Program:
         kept = place.keep()
         self._cache = place.cache
         name = self._named or settings.worker.worker_name or socket.gethostname().partition(".")[0]
+        if len(name) > NAME_MAX:
+            raise ConfigError(f"worker_settings.worker_name has {len(name)} characters, at most {NAME_MAX} are taken.")
         folder = place.worker(name)
         try:
             with places.lock_exclusive(f"{folder}/lock", f"The worker {name}"):
@@ -169,7 +173,7 @@ class Program:
         agent = Agent(
             _changeable(
                 AgentSettings(
-                    identity=own_identity(f"{folder}/identity", machine.machine_id()),
+                    identity=own_identity(f"{folder}/identity", machine.machine_id(), machine.boot_id()),
                     name=name,
                     machine_id=machine.machine_id(),
                     boot_id=machine.boot_id(),

@@ -567,8 +567,14 @@ class RunnerSet:
             path = self._state / f"runner-{version}.pyz"
             if not path.exists():
                 fresh = path.with_suffix(f".{os.getpid()}.new")
-                fresh.write_bytes(content)
-                fresh.replace(path)
+                try:
+                    fresh.write_bytes(content)
+                    fresh.replace(path)
+                except OSError as error:
+                    raise KueueError(
+                        f"{path} cannot be written: {error.strerror}",
+                        hint="The runner of the jobs starts from there; start the worker again when that is mended.",
+                    ) from error
             self._archive = (path, version)
         return self._archive
 

@@ -114,3 +114,17 @@ def test_what_is_no_id_is_a_usage_error(lab, verb, word):
     done = lab.kueue(verb, word)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr
+
+
+def test_a_waiter_is_told_why_its_job_does_not_start(lab):
+    gate = lab.gate()
+    first = lab.submit("-c", "16", "-r", "1", *gate.command)
+    lab.until(lambda: gate.begun, "it runs")
+    waiter = lab.popen_kueue("cmd", "--wait", *SMALL, "true")
+    said = waiter.stderr.readline().decode()
+    job = lab.rows("pending")[0]["id"]
+    assert said == f"Job {job} waits: worker w1 has 0 cpus free, 1 asked for. `kueue explain {job}` says more.\n"
+    gate.open()
+    assert waiter.wait(30) == 0
+    assert waiter.stderr.read() == b""
+    assert lab.end_of(first)

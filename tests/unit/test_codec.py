@@ -23,16 +23,18 @@ from kueue.protocol.messages import (
     WorkerHello,
 )
 
-heartbeats = st.builds(Heartbeat, number=st.integers(0, 2**62))
+heartbeats = st.builds(Heartbeat, number=st.integers(0, 2**53 - 1))
 ended = st.builds(
     AttemptEnded,
-    offer=st.integers(0, 2**62),
+    offer=st.integers(0, 2**50 - 1),
     end=st.builds(
-        EndRecord, outcome=st.builds(Exited, st.integers(0, 255)), started_wall=st.none(), ended_wall=st.floats(0, 1e12)
+        EndRecord, outcome=st.builds(Exited, st.integers(0, 255)), started_wall=st.none(), ended_wall=st.floats(0, 1e11)
     ),
 )
 from_worker = st.lists(
-    st.one_of(heartbeats, ended, st.builds(AttemptStarted, offer=st.integers(0), started_wall=st.floats(0, 1e12))),
+    st.one_of(
+        heartbeats, ended, st.builds(AttemptStarted, offer=st.integers(0, 2**50 - 1), started_wall=st.floats(0, 1e11))
+    ),
     min_size=1,
 )
 

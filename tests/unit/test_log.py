@@ -103,5 +103,6 @@ def test_under_the_journal_lines_have_a_priority_and_no_time(tmp_path):
 
 def test_a_closed_stderr_stops_nobody():
     code = "import os; from kueue import log; log.start(); os.close(2); log.logger('x').error('y'); print('alive')"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    # Up to Python 3.10 the interpreter itself exits with 120 when it cannot flush stderr.
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.stdout == "alive\n"

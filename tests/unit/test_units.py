@@ -190,3 +190,18 @@ def test_any_bytes_of_the_operating_system_travel_and_come_back(raw):
     twin = to_os_text(text)
     assert wire == (twin if isinstance(twin, str) else {"b64": twin.b64})
     assert from_os_text(twin) == text
+
+
+@pytest.mark.parametrize(
+    ("ranges", "others", "left"),
+    [
+        ([(0, 9)], [], [(0, 9)]),
+        ([(0, 9)], [(3, 4), (6, 6)], [(0, 2), (5, 5), (7, 9)]),
+        ([(0, 9)], [(0, 0), (9, 20)], [(1, 8)]),
+        ([(5, 9), (0, 3)], [(2, 6)], [(0, 1), (7, 9)]),
+        ([(4, 7)], [(0, 100)], []),
+        ([(0, 2**63)], [(5, 2**63)], [(0, 4)]),
+    ],
+)
+def test_ids_are_taken_out_of_ranges_of_any_length(ranges, others, left):
+    assert units.subtract_id_ranges(ranges, others) == left

@@ -165,13 +165,14 @@ def test_no_locale_breaks_a_submission_or_a_listing(command, peer, env):
     sent = []
 
     def submit(question):
-        sent.append(question["ranges"][0]["payload"]["argv"])
+        payload = question["ranges"][0]["payload"]
+        sent.append((payload["name"], payload["argv"]))
         return [{"type": "Submitted", "ids": [[4, 4]]}]
 
     row = {**LISTING["jobs"][3], "payload": {"argv": ["echo", name]}}
     peer(answering({"Submit": submit, "ListJobs": {**LISTING, "jobs": [row]}}))
-    assert command.run("cmd", "--", "echo", name, env=env)[:2] == (0, "4\n")
-    assert sent == [["echo", name]]
+    assert command.run("cmd", "--name", name, "--", "echo", name, env=env)[:2] == (0, "4\n")
+    assert sent == [(name, ["echo", name])]
     code, out, err = command.run("list-jobs", env=env)
     assert (code, err) == (0, "")
     assert "| echo Gr" in out

@@ -390,6 +390,11 @@ def test_log_says_when_only_the_excerpt_is_there(run, peers):
     assert done.err.count("excerpt that the server keeps") == 1
 
 
+def test_log_calls_a_stream_empty_to_which_nothing_was_written(run, peers):
+    done = run(peers(answering({"ReadOutput": _output(b"", source="stored")})), "log", "--stderr", "3")
+    assert (done.code, done.out, done.err) == (0, "", "Job 3: its stderr is empty.\n")
+
+
 def test_log_passes_over_a_gap(run, peers):
     def read(question):
         if question["offset"] == 0:

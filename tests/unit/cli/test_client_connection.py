@@ -354,3 +354,20 @@ def test_this_host_is_known_by_its_names_and_addresses_alone():
     assert is_this_host(socket.gethostname().upper())
     assert not is_this_host("192.0.2.7")  # TEST-NET-1 of RFC 5737 belongs to nobody
     assert not is_this_host("some-other-host")
+
+
+def test_a_range_of_a_thousand_million_is_waited_for_as_far_as_it_exists(peers):
+    def script(talk):
+        talk.greet()
+        (question,) = talk.hear()
+        assert question["ids"] == [[0, 10**12]]
+        seq = question["seq"]
+        talk.say(
+            {"type": "Watching", "seq": seq, "missing": [[2, 10**12]]},
+            {"type": "JobEnded", "seq": seq, "id": 1, "outcome": {"type": "exited", "code": 0}},
+            {"type": "JobEnded", "seq": seq, "id": 0, "outcome": {"type": "exited", "code": 0}},
+        )
+
+    with client_of(peers(script)) as client:
+        heard = list(client.watch([(0, 10**12)]))
+    assert [message.get("id") for message in heard] == [None, 1, 0]

@@ -7,7 +7,7 @@ import pytest
 from kueue.core import submission
 from kueue.core.engine import Engine
 from kueue.core.settings import Settings
-from kueue.model import JobRange, Now, Payload, Place, Request, Terms
+from kueue.model import JobRange, Now, Payload, Place, Raw, Request, Terms
 from kueue.protocol import messages as m
 
 NOW = Now(wall=1000.0, steady=0.0)
@@ -90,6 +90,23 @@ def test_a_resource_named_twice_or_out_of_order_is_refused(request_):
         (Request(), {"argvs": (("a",), ())}),
         (Request(), {"terms": Terms(max_attempts=0)}),
         (Request(), {"terms": Terms(timeout_seconds=0.0)}),
+        (Request(), {"terms": Terms(timeout_seconds=1e300)}),
+        (Request(), {"terms": Terms(max_attempts=1 << 53)}),
+        (Request(priority=10**25), {}),
+        (Request(priority=-(10**25)), {}),
+        (Request(), {"place": Place(cwd="")}),
+        (Request(), {"place": Place(cwd="d")}),
+        (Request(), {"place": Place(cwd="/d\0e")}),
+        (Request(), {"place": Place(cwd="/d", umask=0o1000)}),
+        (Request(), {"place": Place(cwd="/d", umask=-1)}),
+        (Request(), {"place": Place(cwd="/d", env=(("A=B", "c"),))}),
+        (Request(), {"place": Place(cwd="/d", env=(("", "c"),))}),
+        (Request(), {"place": Place(cwd="/d", env=(("A", "b"), ("A", "c")))}),
+        (Request(), {"place": Place(cwd="/d", env=(("A", "b\0"),))}),
+        (Request(), {"payload": Payload(argv=("a\0",))}),
+        (Request(), {"payload": Payload(argv=(Raw("AP8="),))}),
+        (Request(), {"payload": Payload(argv=("a",), stdout="\0")}),
+        (Request(), {"argvs": (("a",), ("b\0",))}),
     ],
 )
 def test_nonsense_is_refused_and_uses_no_id(request_, fields):

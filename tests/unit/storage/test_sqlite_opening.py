@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -12,7 +13,7 @@ import threading
 
 import pytest
 
-from kueue.errors import StorageError
+from kueue.errors import Bug, StorageError
 from kueue.storage import schema
 from kueue.storage.opening import Host
 from kueue.storage.sqlite import SqliteStore
@@ -309,3 +310,24 @@ def test_calls_may_come_from_changing_threads(tmp_path):
         thread.join()
     assert list(store.replay()) == [submitted(1), submitted(2)]
     store.close()
+
+
+def test_a_file_that_was_removed_or_replaced_takes_nothing_more(tmp_path):
+    path = tmp_path / "queue.sqlite"
+    with contextlib.closing(opened(path)) as store:
+        store.commit(batch(submitted(1, job_range(1)), next_job=2))
+        shutil.copy2(path, tmp_path / "copy")
+        (tmp_path / "copy").replace(path)
+        with pytest.raises(StorageError, match="was removed or replaced"):
+            store.commit(batch(submitted(2, job_range(1)), next_job=3))
+        path.unlink()
+        with pytest.raises(StorageError, match="was removed or replaced"):
+            store.commit(batch(submitted(2, job_range(1)), next_job=3))
+
+
+def test_a_value_without_a_stored_form_is_our_fault_and_not_the_disks(tmp_path):
+    with contextlib.closing(opened(tmp_path / "queue.sqlite")) as store:
+        with pytest.raises(Bug, match="cannot be written"):
+            store.commit(batch(submitted(10**25, job_range(1)), next_job=10**25 + 1))
+        store.commit(batch(submitted(1, job_range(1)), next_job=2))
+        assert len(list(store.replay())) == 1
