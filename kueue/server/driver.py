@@ -49,7 +49,7 @@ T = TypeVar("T")
 ROUND = 2_000
 """Most messages of one round: the engine then keeps the loop for a tenth of a second at worst."""
 MEND_SECONDS = 1.0
-UNREAD_STEP_SECONDS = 5.0
+UNREAD_STEP_SECONDS = 15.0
 _log = log.logger("server")
 
 

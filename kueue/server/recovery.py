@@ -9,7 +9,7 @@ from kueue import log
 from kueue.errors import UserError
 from kueue.storage.salvage import salvage
 
-_COMPANIONS = ("", "-wal", "-shm")
+_COMPANIONS = ("", "-wal", "-shm", "-journal")
 """SQLite's own files of one database; they belong together."""
 
 _log = log.logger("server")

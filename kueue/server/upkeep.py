@@ -19,7 +19,7 @@ from kueue.storage.store import PAGE
 if TYPE_CHECKING:
     from kueue.server.driver import Driver
 
-IDLE_SECONDS = 10.0
+IDLE_SECONDS = 30.0
 """Quiet for so long counts as an idle moment."""
 ALL_KINDS: tuple[Kind, ...] = ("succeeded", "failed", "canceled")
 

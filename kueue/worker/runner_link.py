@@ -324,10 +324,11 @@ class RunnerSet:
         await self._to(runner, Detach())
 
     async def _ping(self, runner: _Runner) -> None:
-        """Ask now and then, so that a runner that has gone mute is noticed."""
+        """Ask now and then, so that a runner that has gone mute is noticed. One with nothing in its care may sleep."""
         while not (runner.is_dead or runner.is_dismissed):
             await trio.sleep(self._answer_seconds)
-            if runner.stream is not None and runner.asked_at is None:
+            has_care = any(known.runner == runner.id for known in self._known.values())
+            if has_care and runner.stream is not None and runner.asked_at is None:
                 runner.asked_at = trio.current_time()
                 await self._to(runner, Ping())
 

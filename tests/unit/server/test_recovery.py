@@ -1,0 +1,17 @@
+"""A recovered state stands alone: nothing of the damaged one is left beside it to be played back into it."""
+
+from __future__ import annotations
+
+from kueue.server.recovery import recover, state_file
+from kueue.storage.sqlite import SqliteStore
+
+
+def test_a_journal_left_by_the_damaged_state_goes_aside_with_it(tmp_path):
+    SqliteStore(state_file(tmp_path), is_network=True, wall=1.0).close()
+    journal = tmp_path / "queue.sqlite-journal"
+    journal.write_bytes(b"half a transaction")
+    assert recover(tmp_path) == 0
+    assert not journal.exists()
+    aside = [path.name for path in tmp_path.glob("queue.sqlite.damaged-*-journal")]
+    assert len(aside) == 1
+    SqliteStore(state_file(tmp_path), is_network=True, wall=2.0).close()
