@@ -159,6 +159,11 @@ class JobRange(Struct, frozen=True):
     argvs: tuple[tuple[OsText, ...], ...] = ()
     """If not empty: one job for each, `payload.argv` and `count` do not count."""
 
+    @property
+    def size(self) -> int:
+        """How many jobs it makes."""
+        return len(self.argvs) or self.count
+
 
 class Share(Struct, frozen=True):
     """Room taken on one node."""

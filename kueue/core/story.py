@@ -33,7 +33,7 @@ from kueue.core.facts import (
     TimeoutChanged,
 )
 from kueue.core.wording import outcome_text
-from kueue.model import Canceled, JobRange
+from kueue.model import Canceled
 
 SERVER = "server"
 WORKER = "worker"
@@ -48,11 +48,6 @@ class Event(Struct, frozen=True, kw_only=True):
     job: int | None = None
     last: int | None = None
     """The event tells of all jobs from `job` to this one; none: of `job` alone."""
-
-
-def size_of(submitted: JobRange) -> int:
-    """How many jobs the range makes."""
-    return len(submitted.argvs) or submitted.count
 
 
 def event_of(fact: AnyFact) -> tuple[Event, ...]:
@@ -106,7 +101,7 @@ def event_of(fact: AnyFact) -> tuple[Event, ...]:
 
 
 def _submission(fact: JobsSubmitted) -> tuple[Event, ...]:
-    count = sum(size_of(submitted) for submitted in fact.ranges)
+    count = sum(submitted.size for submitted in fact.ranges)
     if not count:
         return ()
     what = f"submitted by {fact.principal}"

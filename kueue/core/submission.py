@@ -15,11 +15,6 @@ MAX_JOBS_AT_ONCE = 5_000_000
 """Far above what a laboratory asks for, far below what fills the server's memory by one slip of a finger."""
 
 
-def size(entry: JobRange) -> int:
-    """How many jobs a range makes."""
-    return len(entry.argvs) if entry.argvs else entry.count
-
-
 def submit(queue: Queue, session: int, message: m.Submit, ranges: Sequence[JobRange], now: Now) -> None:
     """Make the jobs of a whole submission, all or none, and answer."""
     refusal = refuse(queue, ranges)
@@ -41,8 +36,8 @@ def submit(queue: Queue, session: int, message: m.Submit, ranges: Sequence[JobRa
 
 def refuse(queue: Queue, ranges: Sequence[JobRange]) -> m.Failed | None:
     """The first reason, in the documented order, why the submission as a whole is not taken."""
-    jobs = sum(max(0, size(entry)) for entry in ranges)
-    if jobs < 1 or any(size(entry) < 1 for entry in ranges):
+    jobs = sum(max(0, entry.size) for entry in ranges)
+    if jobs < 1 or any(entry.size < 1 for entry in ranges):
         return _failed("an empty submission makes no job")
     if jobs > MAX_JOBS_AT_ONCE:
         return _failed(f"{jobs} jobs in one submission; at most {MAX_JOBS_AT_ONCE} are taken at once")

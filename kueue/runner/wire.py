@@ -26,14 +26,6 @@ def os_bytes(text: Any) -> bytes:
     return str(text).encode("utf-8", "surrogateescape")
 
 
-def os_text(raw: bytes) -> Any:
-    """The form of an operating-system string that travels."""
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return {"b64": base64.b64encode(raw).decode("ascii")}
-
-
 def shown(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
 

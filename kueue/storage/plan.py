@@ -28,7 +28,7 @@ from kueue.core.facts import (
     StopDropped,
     TimeoutChanged,
 )
-from kueue.core.story import Event, event_of, size_of
+from kueue.core.story import Event, event_of
 from kueue.errors import Bug
 from kueue.model import JobRange
 from kueue.storage.store import Batch
@@ -141,7 +141,7 @@ def _ranges(order: int, fact: JobsSubmitted) -> list[NewRange]:
     ranges = []
     first = fact.first_id
     for submitted in fact.ranges:
-        last = first + size_of(submitted) - 1
+        last = first + submitted.size - 1
         if last >= first:
             ranges.append(NewRange(order, first, last, submitted, fact.principal, fact.wall))
         first = last + 1

@@ -317,7 +317,7 @@ class RunnerSet:
         """A runner of an earlier release gets no new attempts: without any it is of no more use."""
         if runner is None or runner.stream is None or runner.version == self._pack()[1]:
             return
-        if any(known.runner == runner.id for known in self._known.values()):
+        if self._has_care(runner):
             return
         runner.is_dismissed = True
         self._runners.pop(runner.id, None)
@@ -327,10 +327,12 @@ class RunnerSet:
         """Ask now and then, so that a runner that has gone mute is noticed. One with nothing in its care may sleep."""
         while not (runner.is_dead or runner.is_dismissed):
             await trio.sleep(self._answer_seconds)
-            has_care = any(known.runner == runner.id for known in self._known.values())
-            if has_care and runner.stream is not None and runner.asked_at is None:
+            if self._has_care(runner) and runner.stream is not None and runner.asked_at is None:
                 runner.asked_at = trio.current_time()
                 await self._to(runner, Ping())
+
+    def _has_care(self, runner: _Runner) -> bool:
+        return any(known.runner == runner.id for known in self._known.values())
 
     def _is_well(self, runner: _Runner) -> bool:
         waits = trio.current_time() - runner.asked_at if runner.asked_at is not None else 0.0

@@ -26,9 +26,6 @@ MORTAL = {"worker_timeout_seconds": 10}
 class WorkerLab(Lab):
     """A lab whose workers are looked at closely."""
 
-    def worker(self, name):
-        return next((row for row in self.listed() if row["name"] == name and row["state"] != "away"), {})
-
     def listed(self):
         found = self.kueue("list-workers", "--json")
         return json.loads(found.stdout)["workers"] if found.returncode == 0 else []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from kueue.core import facts as f
-from kueue.core.story import size_of
 from kueue.model import (
     Allocation,
     EndRecord,
@@ -136,7 +135,7 @@ def live_ids(facts) -> list[int]:
     ids: set[int] = set()
     for fact in facts:
         if isinstance(fact, f.JobsSubmitted):
-            count = sum(size_of(entry) for entry in fact.ranges)
+            count = sum(entry.size for entry in fact.ranges)
             ids |= set(range(fact.first_id, fact.first_id + count))
         elif isinstance(fact, f.JobsFolded):
             ids -= {job for first, last in fact.ids for job in range(first, last + 1)}
