@@ -27,6 +27,7 @@ from kueue.settings import (
     SECTIONS,
     ClientSettings,
     CommonSettings,
+    MetricsSettings,
     RestartWorkers,
     Section,
     ServerSettings,
@@ -58,6 +59,7 @@ class Config:
         server: ServerSettings | None = None,
         worker: WorkerSettings | None = None,
         client: ClientSettings | None = None,
+        metrics: MetricsSettings | None = None,
         restart_workers: RestartWorkers | None = None,
         global_resources: Mapping[str, int] | None = None,
         warnings: tuple[str, ...] = (),
@@ -69,6 +71,7 @@ class Config:
         self.server = server or ServerSettings()
         self.worker = worker or WorkerSettings()
         self.client = client or ClientSettings()
+        self.metrics = metrics or MetricsSettings()
         self.restart_workers = restart_workers
         """None: the section is not there."""
         self.global_resources = global_resources
@@ -452,6 +455,7 @@ __all__ = [
     "ClientSettings",
     "CommonSettings",
     "Config",
+    "MetricsSettings",
     "RestartWorkers",
     "ServerSettings",
     "WorkerSettings",

@@ -250,6 +250,18 @@ class ClientSettings(Section):
     )
 
 
+class MetricsSettings(Section):
+    """Where server and workers show their figures to Prometheus."""
+
+    name = "metrics_settings"
+
+    server_bind: str = _text("127.0.0.1:11237", "Address and port of the server's /metrics and /healthz; empty: none")
+    worker_bind: str = _text("", "Address and port of a worker's /metrics and /healthz; empty: none")
+    server_textfile: str = _text(
+        "", "File that the server writes its figures to, for the textfile collector of node_exporter; empty: none"
+    )
+
+
 class RestartWorkers(Section):
     """Used by `kueue_restart_workers` alone; optional for all others."""
 
@@ -260,11 +272,31 @@ class RestartWorkers(Section):
     sleep_minutes_before_recheck: float = _number(
         60.0, "Pause between two rounds; fractions are allowed", least=0.0, most=1e6, unit="minutes"
     )
+    worker_command: str = _text(
+        "",
+        "Command that starts the worker on the hosts, for example ~/venv/bin/kueue_worker; empty: it is looked for "
+        "where pip, pipx, uv and a virtual environment put it",
+    )
+    key_file: str = _text("", "Private key for the login; empty: those of the agent and of ~/.ssh")
+    connect_timeout_seconds: float = _number(
+        10.0, "Limit for connecting, for the greeting and for the login, each", least=0.1, most=3600.0, unit="seconds"
+    )
+    command_timeout_seconds: float = _number(
+        30.0, "Limit for one command on a host", least=0.1, most=3600.0, unit="seconds"
+    )
+    parallel_hosts: int = _whole(8, "Hosts that are looked at at the same time", least=1, most=256, unit="hosts")
 
 
 SECTIONS: dict[str, type[Section]] = {
     section.name: section
-    for section in (CommonSettings, ServerSettings, WorkerSettings, ClientSettings, RestartWorkers)
+    for section in (
+        CommonSettings,
+        ServerSettings,
+        WorkerSettings,
+        ClientSettings,
+        MetricsSettings,
+        RestartWorkers,
+    )
 }
 GLOBAL_RESOURCES = "global_resources"
 GLOBAL_RESOURCES_MEANING = (

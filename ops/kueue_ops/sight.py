@@ -1,0 +1,81 @@
+"""What can be seen of a host: over ssh on the host itself, and by the server of its worker."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+SESSION = "kueue_worker"
+"""Exact name of the screen session that a worker runs in."""
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """Why a host could not be looked at or helped: one sentence for its line, and what to type."""
+
+    kind: Literal[
+        "unknown_host",
+        "refused",
+        "no_route",
+        "timeout",
+        "no_greeting",
+        "unknown_key",
+        "changed_key",
+        "authentication",
+        "ssh",
+        "hung",
+        "command",
+        "not_found",
+        "disk",
+        "screen",
+        "died",
+    ]
+    sentence: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+class ScreenSession(msgspec.Struct, frozen=True):
+    """One line of `screen -ls` whose session has exactly the name `SESSION`."""
+
+    pid: int
+    is_dead: bool
+
+
+class HostSight(msgspec.Struct, frozen=True):
+    """A host as one look over ssh found it."""
+
+    host_name: str
+    """Short host name, as the worker's default name is made of it."""
+    boot_id: str
+    sessions: tuple[ScreenSession, ...]
+    has_screen: bool
+    command: str
+    """How the worker is started there, a word for `sh`; empty: it was not found."""
+    tried: tuple[str, ...] = ()
+    """Where it was looked for, when it was not found."""
+    version: str = ""
+    """Of kueue as installed there now; empty: not known."""
+    worker_name: str = ""
+    """Name the worker has or would have there."""
+    worker_pid: int | None = None
+    """Of the worker that holds its lock there now; None: none runs."""
+    worker_version: str = ""
+    """Of the worker that runs; empty: none runs, or not known."""
+    last_words: str = ""
+    """Last line of the worker's log when none runs."""
+    noted: tuple[str, ...] = ()
+    """Remarks worth a line: no screen, linger off where logind ends processes, dead sessions wiped."""
+
+
+class WorkerSight(msgspec.Struct, frozen=True):
+    """A worker as the server lists it."""
+
+    name: str
+    is_alive: bool
+    """Connected and not silent."""
+    version: str = ""
+    offline: bool = False
+    """A person took it offline; it is not our business to start it less for that."""
