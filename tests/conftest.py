@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -40,9 +42,17 @@ def processes_left() -> dict[int, str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_left_behind():
-    """No process that a test started may outlive the session."""
+    """No process that a test started may outlive the session, not even if the session is killed."""
+    chief = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+    reaper = subprocess.Popen(
+        [sys.executable, "-I", "-S", Path(__file__).parent / "support/reaper.py", SESSION_MARK, str(chief)],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+        env={},
+    )
     yield
     deadline = time.monotonic() + LEFT_BEHIND_GRACE_SECONDS
     while (left := processes_left()) and time.monotonic() < deadline:
         time.sleep(0.2)
+    reaper.communicate(b"." if not left else b"")
     assert not left, f"processes left behind: {left}"
