@@ -8,7 +8,7 @@ from typing import Any
 from kueue.runner.policy import Finish, Terms
 from kueue.runner.spool import Record
 
-MIRRORED = ("pid", "executed", "started_wall", "started_at", "note")
+MIRRORED = ("pid", "start", "executed", "started_wall", "started_at", "note")
 
 
 @dataclass
@@ -23,6 +23,8 @@ class Care:
     cgroup: str = ""
     """Directory of its cgroup; empty: it has none."""
     pid: int | None = None
+    start: int = 0
+    """Start time of the main process, which tells it from a later one of that number; clock ticks after boot."""
     executed: bool = False
     started_wall: float | None = None
     started_at: float | None = None

@@ -22,7 +22,7 @@ class Exit:
     pid: int
     offer: int | None
     record: Record
-    """pid, code or signal, cpu_seconds, max_rss_mb, at (boottime), wall."""
+    """pid, code or signal, cpu_seconds, max_rss_mb, at (boottime), wall; held: `at` is before it was reaped."""
 
 
 def ended_child() -> int | None:
@@ -68,7 +68,14 @@ def take(pid: int, offer: int | None, spool: Spool) -> Exit:
     """
     info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert info is not None
-    record: Record = {"pid": pid, "code": None, "signal": None, "at": boottime(), "wall": time.time()}
+    record: Record = {
+        "pid": pid,
+        "code": None,
+        "signal": None,
+        "at": boottime(),
+        "wall": time.time(),
+        "held": True,
+    }
     record["code" if info.si_code == os.CLD_EXITED else "signal"] = info.si_status
     if offer is not None:
         spool.write_main(offer, record)

@@ -21,10 +21,11 @@ from typing import Any
 
 from kueue.runner import cgroup
 from kueue.runner.care import Care, terms_of
-from kueue.runner.children import boottime, ended_child, ended_elsewhere, has_ended, take
-from kueue.runner.desk import Desk, close, read_order, want
+from kueue.runner.children import boottime
+from kueue.runner.desk import Desk, read_order
 from kueue.runner.kernel import be_subreaper, name_process
 from kueue.runner.log import Log
+from kueue.runner.orphans import Orphans
 from kueue.runner.policy import (
     Action,
     Continue,
@@ -42,12 +43,14 @@ from kueue.runner.reviver import Reviver
 from kueue.runner.rundir import Rundir
 from kueue.runner.server_watch import ServerWatch
 from kueue.runner.spawner import Spawner
-from kueue.runner.spool import MAIN, NOT_STARTED, NumberInUse, Record, Spool
+from kueue.runner.spawners import Child, Spawners
+from kueue.runner.spool import NOT_STARTED, NumberInUse, Record, Spool
 from kueue.runner.succession import inherit, take_over
-from kueue.runner.tree import Scanner, Seen, status, tag_of
+from kueue.runner.tree import Scanner, Seen, tag_of
 from kueue.runner.wire import PROTOCOL, Lines, line_of, os_bytes
 
-MUTE_SPAWNER_SECONDS = 10.0  # so long may a spawner take to make a process before another one serves
+QUIET_SECONDS = 0.05  # without anything to do; then there is time to tidy up
+MANY_VACANT = 2000
 RETRY_SECONDS = 1.0  # a record that did not fit on a full disk, a process somebody else has to reap
 
 
@@ -64,14 +67,6 @@ class Settings:
     """Directory of the cgroup that is ours to divide; empty: none is."""
 
 
-@dataclass
-class Child:
-    """A spawner of ours."""
-
-    pid: int
-    lines: Lines
-
-
 class Keeper:
     """One runner's keeper. `run` returns when there is nothing left to keep."""
 
@@ -85,29 +80,25 @@ class Keeper:
         self.scanner = Scanner()
         self.reviver = Reviver(self.log)
         self.cares: dict[int, Care] = {}
-        self.mains: dict[int, int] = {}
-        """Main processes that are our own children (their spawner died) → offer."""
-        self.watched: dict[int, int] = {}
-        """Descriptor of a main process that somebody else reaps → offer."""
-        self.unexplained: dict[int, int] = {}
-        """Offer → descriptor of a main process that has ended under somebody else; its status may come yet."""
-        self.spawner: Child | None = None
-        self.retired: dict[int, Child] = {}
-        self.sent: dict[int, float] = {}
-        """Starts that the spawner has not answered yet: offer → when they were sent; the oldest first."""
         self.changed: set[int] = set()
         """Offers whose mirror is old; 0 stands for what is not about one attempt."""
         self.looks: set[int] = set()
         self.again: set[int] = set()
-        """Attempts to look after when `again_at` comes: a record to write, a process to be reaped by somebody else."""
+        """Attempts to look after when `again_at` comes: a record to write, a process to be reaped by somebody else.
+        0 stands for what the directory says of us.
+        """
         self.again_at: float | None = None
         self.unwritten: dict[int, Record] = {}
         self.dropped: set[int] = set()
         """Tags of trees that are over and whose cgroups are still there."""
         self.idle_since: float | None = None
+        self.is_quiet = False
+        """The last turn had nothing to do."""
         self.leaving = False
         self.server_watch = ServerWatch()
         self.selector = selectors.DefaultSelector()
+        self.orphans = Orphans(self)
+        self.spawners = Spawners(self.selector, self.log, self._be_spawner, self._met_spawner)
         self.desk = Desk(self.selector, self._attach, self._obey, self._lost_worker)
         self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -123,8 +114,7 @@ class Keeper:
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
         self.selector.register(self.wake_read, selectors.EVENT_READ)
         self.desk.open(self.rundir)
-        if self.spawner is None:
-            self._new_spawner()
+        self.spawners.make()
         inherit(self)
         os.write(self.wake_write, b"!")  # children that ended before we took over have sent their signal already
         ready()
@@ -136,33 +126,42 @@ class Keeper:
     def _turn(self) -> None:
         now = boottime()
         ready = {key.fd for key, _ in self.selector.select(self._patience(now))}
+        if self.spool.vacant and (not ready or len(self.spool.vacant) > MANY_VACANT):
+            self.spool.tidy()
+        self.is_quiet = not ready
         if self.wake_read in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self.wake_read, 4096)
-        for descriptor in ready & self.watched.keys():
-            self._watched_ended(descriptor)
-        for child in self._spawners():
+        self.orphans.serve(ready)
+        for child in self.spawners.all:
             if child.lines.open and child.lines.fileno() in ready:
-                self._hear_spawner(child)
+                self._hear_spawner(self.spawners.hear(child))
         self.desk.serve(ready)
         if self.wake_read in ready:
-            self._reap()
+            self.orphans.reap()
         self._tick()
         self._look()
         self._flush()
 
     def _patience(self, now: float) -> float | None:
-        times = [self.policy.next_wake(now), self.again_at, self.reviver.due, self.server_watch.due]
+        times = [
+            self.policy.next_wake(now),
+            self.again_at,
+            self.reviver.due,
+            self.server_watch.due,
+            self.spawners.due,
+        ]
         if self.idle_since is not None:
             times.append(self.idle_since + self.settings.linger_seconds)
-        if self.sent:
-            times.append(next(iter(self.sent.values())) + MUTE_SPAWNER_SECONDS)
+        if self.spool.vacant:
+            times.append(now + (QUIET_SECONDS if not self.is_quiet else 0.0))
         known = [at for at in times if at is not None]
         return max(0.0, min(known) - now) if known else None
 
     def _asked_to_leave(self, *_: object) -> None:
         """A machine that shuts down ends the jobs too; a guard never leaves one that lives."""
         self.leaving = True
+        self.policy.shut_down(boottime())
 
     def _is_done(self) -> bool:
         if self.leaving and not any(attempt.lives for attempt in self.policy.open.values()):
@@ -176,7 +175,9 @@ class Keeper:
 
     def _leave(self) -> None:
         self.log("nothing left to keep")
-        for child in self._spawners():
+        while self.spool.vacant:
+            self.spool.tidy()
+        for child in self.spawners.all:
             if child.lines.open:
                 child.lines.put(line_of({"do": "mirror", "rows": {}, "done": True}))
                 child.lines.flush()
@@ -312,7 +313,7 @@ class Keeper:
             now = boottime()
             match action:
                 case Start(offer, not_after):
-                    self._send_start(offer, not_after)
+                    self.send_start(offer, not_after)
                 case Look(offer):
                     self.looks.add(offer)
                 case Terminate(offer):
@@ -386,7 +387,7 @@ class Keeper:
             self.spool.write_exit(care.offer, record)
         except OSError as error:  # a full disk, most likely: nothing is told that is not written
             self.log(f"the record of attempt {care.offer} cannot be written: {error}")
-            self._once_more(care.offer)
+            self.once_more(care.offer)
             return
         del self.unwritten[care.offer]
         care.end = record
@@ -395,6 +396,7 @@ class Keeper:
 
     def drop_tree(self, care: Care) -> None:
         """What was allowed to stay behind keeps its cgroup for as long as it lives."""
+        self.scanner.forget(care.tag)
         if care.cgroup:
             self.dropped.add(care.tag)
 
@@ -406,7 +408,7 @@ class Keeper:
         else:
             self.desk.tell("Ended", offer=care.offer, job=care.job, end=care.end)
 
-    def _once_more(self, offer: int) -> None:
+    def once_more(self, offer: int) -> None:
         self.again.add(offer)
         if self.again_at is None:
             self.again_at = boottime() + RETRY_SECONDS
@@ -423,12 +425,13 @@ class Keeper:
         if self.again_at is not None and now >= self.again_at:
             again, self.again, self.again_at = self.again, set(), None
             for offer in again:
-                if offer in self.unwritten:
+                if offer == 0:
+                    self._write_info()
+                elif offer in self.unwritten:
                     self._write_end(self.cares[offer])
                 elif offer in self.cares:
-                    self._find_end(self.cares[offer])
-        if self.spawner and self.sent and now - next(iter(self.sent.values())) >= MUTE_SPAWNER_SECONDS:
-            self._retire_spawner(self.spawner)
+                    self.orphans.find_end(self.cares[offer])
+        self.spawners.replace_mute(now)
 
     def _look(self) -> None:
         """One pass over the processes for all attempts that ask for it."""
@@ -447,30 +450,19 @@ class Keeper:
         self.dropped = {tag for tag in self.dropped if not self.scanner.drop(tag)}
         self._send_mirror()
         self.desk.flush()
-        for child in self._spawners():
-            if child.lines.open:
-                child.lines.flush()
-                want(self.selector, child.lines)
+        self.spawners.flush()
 
     # -- spawners
 
-    def _new_spawner(self) -> None:
-        ours, theirs = socket.socketpair()
-        try:
-            pid = os.fork()
-        except OSError as error:
-            ours.close()
-            theirs.close()
-            self.log(f"no spawner could be made: {error.strerror}")
-            return
-        if pid == 0:
-            self._be_spawner(theirs)
-        theirs.close()
-        self.spawner = Child(pid, Lines(ours))
-        self.selector.register(self.spawner.lines, selectors.EVENT_READ)
-        self.scanner.spared = {pid, *self.retired}
-        self.rundir.write_info(self.settings.version, PROTOCOL, os.getpid(), [pid, *self.retired])
+    def _met_spawner(self) -> None:
+        self.scanner.spared = {child.pid for child in self.spawners.all}
+        self._write_info()
         self.changed.update(self.cares, {0})
+
+    def _write_info(self) -> None:
+        spawners = [child.pid for child in self.spawners.all]
+        if not self.rundir.write_info(self.settings.version, PROTOCOL, os.getpid(), spawners):
+            self.once_more(0)
 
     def _be_spawner(self, sock: socket.socket) -> None:
         """The whole life of a spawner, in the child; never returns."""
@@ -483,12 +475,9 @@ class Keeper:
                     with contextlib.suppress(OSError):
                         os.close(descriptor)
             os.closerange(max(keep) + 1, 65536)
-            spawner = Spawner(Lines(sock), self.spool, self.log)
+            spawner = Spawner(Lines(sock), self.spool, self.log, self.rundir.path)
             spawner.run()
-            if spawner.is_retired:
-                os.close(self.lock)
-                spawner.finish_alone()
-            elif not spawner.is_done:
+            if not spawner.is_done:
                 self.log("the keeper is gone: taking over")
                 successor = Keeper(self.settings, self.lock)
                 take_over(successor, spawner)
@@ -498,36 +487,25 @@ class Keeper:
         finally:
             os._exit(0)
 
-    def _retire_spawner(self, child: Child) -> None:
-        self.log(f"spawner {child.pid} does not answer: another one takes the new jobs")
-        child.lines.put(line_of({"do": "mirror", "rows": {}, "retired": True}))
-        child.lines.flush()
-        self.retired[child.pid] = child
-        self.sent.clear()
-        self.spawner = None
-        self._new_spawner()
-
-    def _send_start(self, offer: int, not_after: float) -> None:
-        if self.spawner is None:
-            self._new_spawner()
+    def send_start(self, offer: int, not_after: float) -> None:
         care = self.cares[offer]
-        if self.spawner is None:
-            self.do(self.policy.start_refused(offer, "no spawner could be made", boottime()))
-            return
-        care.spawner = self.spawner.pid
-        self.sent[offer] = boottime()
         head = {"do": "start", "offer": offer, "tag": care.tag, "cgroup": care.cgroup, "not_after": not_after}
-        self.spawner.lines.put(line_of(head) + care.line + b"\n")
+        pid = self.spawners.start(offer, line_of(head) + care.line + b"\n")
+        if pid is None:
+            self.do(self.policy.start_refused(offer, "no spawner could be made", boottime()))
+        else:
+            care.spawner = pid
 
     def _send_mirror(self) -> None:
-        if not self.changed or self.spawner is None or not self.spawner.lines.open:
+        spawner = self.spawners.current
+        if not self.changed or spawner is None or not spawner.lines.open:
             return
         rows: dict[str, Any] = {}
         for offer in self.changed - {0}:
             care = self.cares.get(offer)
             rows[str(offer)] = care and {"policy": self.policy.row(offer), "care": care.mirror()}
         deadline = self.policy.deadline
-        self.spawner.lines.put(
+        spawner.lines.put(
             line_of(
                 {
                     "do": "mirror",
@@ -544,43 +522,49 @@ class Keeper:
             )
         )
         self.changed.clear()
-        self.spawner.lines.flush()
+        spawner.lines.flush()
 
-    def _hear_spawner(self, child: Child) -> None:
-        for line in child.lines.receive():
+    def _hear_spawner(self, lines: list[bytes]) -> None:
+        for line in lines:
             message = json.loads(line)
             care = self.cares.get(message["offer"])
             if care is not None:
                 self._hear_of(care, message)
-        if not child.lines.open:
-            close(self.selector, child.lines)
 
     def _hear_of(self, care: Care, message: dict[str, Any]) -> None:
         now = boottime()
         self.changed.add(care.offer)
         match message["is"]:
-            case "forked":
-                self.forked(care, message["pid"], message["at"], message["wall"])
+            case "made":
+                self.forked(care, message["pid"], message["start"], message["at"], message["wall"])
+                if message["executed"]:
+                    care.executed = True
+                    self.do(self.policy.started(care.offer, message["at"]))
             case "late":
-                self.sent.pop(care.offer, None)
+                self.spawners.answered(care.offer)
                 self.do(self.policy.start_refused(care.offer, message["reason"], now))
             case "executed":
                 care.executed = True
                 self.do(self.policy.started(care.offer, care.started_at or now))
             case "exited":
-                self._exited(care, message)
+                self.exited(care, message)
             case other:
                 self.log(f"a spawner said {other!r}, which is not understood")
 
-    def forked(self, care: Care, pid: int, at: float, wall: float) -> None:
+    def forked(self, care: Care, pid: int, start: int, at: float, wall: float) -> None:
+        """Its main process is this one. `start` in clock ticks after boot, `at` boottime."""
         care.pid = pid
+        care.start = start
+        self.scanner.know_main(care.tag, pid, start)
         care.started_at = at
         care.started_wall = wall
         care.line = b""
-        self.sent.pop(care.offer, None)
+        self.spawners.answered(care.offer)
 
-    def _exited(self, care: Care, record: Record) -> None:
+    def exited(self, care: Care, record: Record) -> None:
         care.exit = record
+        if care.start and record.get("held"):
+            self.scanner.know_main(care.tag, record["pid"], care.start, record["at"])
         now = boottime()
         failure = self.spool.read(care.offer, NOT_STARTED) if record["code"] is not None and not care.executed else None
         if failure is not None:
@@ -591,121 +575,13 @@ class Keeper:
             self.do(self.policy.started(care.offer, care.started_at or now))
         self.do(self.policy.exited(care.offer, record["code"], record["signal"], now))
 
-    def _reap(self) -> None:
-        while (pid := ended_child()) is not None:
-            if pid not in self.mains:
-                # It may be a main process whose spawner has died. Then the kernel shows that one as dead too, and it
-                # must be heard first: reaped as nobody's, the process would seem never to have been made.
-                dead = [child for child in self._spawners() if has_ended(child.pid)]
-                if dead:
-                    for child in dead:
-                        take(child.pid, None, self.spool)
-                        self._lost_spawner(child)
-                    continue
-            ended = take(pid, self.mains.pop(pid, None), self.spool)
-            care = self.cares.get(ended.offer) if ended.offer is not None else None
-            if care is not None:
-                self._exited(care, ended.record)
-
-    def _spawners(self) -> list[Child]:
-        return [*([self.spawner] if self.spawner else []), *self.retired.values()]
-
-    def _lost_spawner(self, child: Child) -> None:
+    def lost_spawner(self, child: Child) -> None:
         """Its children are ours now; what it still had to say is read first."""
         self.log(f"spawner {child.pid} is gone: its jobs are ours now")
-        self.retired.pop(child.pid, None)
-        if child is self.spawner:
-            self.spawner = None
-            self.sent.clear()
-        if child.lines.open:
-            self._hear_spawner(child)
-        close(self.selector, child.lines)
+        self._hear_spawner(self.spawners.lost(child))
         for offer, attempt in list(self.policy.attempts.items()):
             care = self.cares.get(offer)
             if care is not None and care.spawner == child.pid and attempt.lives and not attempt.main_ended:
-                self.find_main(care)
-        if self.spawner is None:
-            self._new_spawner()
-
-    def find_main(self, care: Care) -> None:
-        """Find the main process of an attempt whose spawner died, or how it ended."""
-        attempt = self.policy.attempts[care.offer]
-        main = self.spool.read(care.offer, MAIN)
-        if main is not None:
-            care.pid = main["pid"]
-            care.started_at = care.started_at or main["at"]
-            self._exited(care, main)
-            return
-        if care.pid is None:
-            care.pid = self._oldest(care.tag)
-            if care.pid is not None:
-                self.forked(care, care.pid, boottime(), time.time())
-            elif care.line and attempt.stop is None:
-                self._send_start(care.offer, self.policy.deadline)  # certain: its process was never made
-                return
-            else:
-                self.do(
-                    self.policy.start_refused(care.offer, "its spawner died before the process was made", boottime())
-                )
-                return
-        if not care.executed:
-            care.executed = True
-            self.do(self.policy.started(care.offer, care.started_at or boottime()))
-        now = status(care.pid)
-        if now is not None and now.parent == os.getpid():
-            self.mains[care.pid] = care.offer
-        else:
-            self._watch(care)
-
-    def _oldest(self, tag: int) -> int | None:
-        """The main process is the first that carried the tag; also if it has ended and is not reaped."""
-        found = []
-        for pid in self.scanner.pass_over(tag.__eq__).get(tag, ()):
-            now = status(pid)
-            if now is not None:
-                found.append((now.start, pid))
-        return min(found)[1] if found else None
-
-    def _watch(self, care: Care) -> None:
-        """Learn of the end of a process that is not our child."""
-        try:
-            descriptor = os.pidfd_open(care.pid or 0)
-        except (OSError, ValueError):
-            self._find_end(care)
-            return
-        self.watched[descriptor] = care.offer
-        self.selector.register(descriptor, selectors.EVENT_READ)
-
-    def _watched_ended(self, descriptor: int) -> None:
-        offer = self.watched.pop(descriptor)
-        self.selector.unregister(descriptor)
-        self.unexplained[offer] = descriptor
-        if offer in self.cares:
-            self._find_end(self.cares[offer])
-        else:
-            self._explained(offer)
-
-    def _find_end(self, care: Care) -> None:
-        """The main process has ended under somebody else: read what that one wrote down, or ask the kernel."""
-        attempt = self.policy.attempts.get(care.offer)
-        if attempt is None or not attempt.lives or attempt.main_ended:
-            self._explained(care.offer)
-            return
-        main = self.spool.read(care.offer, MAIN)
-        if main is None and care.pid in self.scanner.pass_over(care.tag.__eq__).get(care.tag, ()):
-            self._once_more(care.offer)  # not reaped yet
-            return
-        if main is None and care.offer in self.unexplained:
-            main = ended_elsewhere(care.pid or 0, self.unexplained[care.offer])
-            if main is not None:
-                self.spool.write_main(care.offer, main)
-        self._explained(care.offer)
-        if main is not None:
-            self._exited(care, main)
-        else:
-            self.do(self.policy.exited(care.offer, None, None, boottime()))
-
-    def _explained(self, offer: int) -> None:
-        descriptor = self.unexplained.pop(offer, None)
-        if descriptor is not None:
-            os.close(descriptor)
+                self.orphans.find(care)
+        if self.spawners.current is None:
+            self.spawners.make()

@@ -21,8 +21,9 @@ from kueue.runner import cgroup
 from kueue.runner.keeper import Keeper, Settings
 from kueue.runner.kernel import lock_file
 from kueue.runner.log import Log
+from kueue.runner.mains import read_mains
 from kueue.runner.rundir import Rundir, others
-from kueue.runner.spool import EXIT, START, Spool
+from kueue.runner.spool import EXIT, Spool
 from kueue.runner.tree import Scanner
 
 EXIT_LOCKED = 3
@@ -93,10 +94,6 @@ def _say_ready(pipe: int) -> None:
     os.close(pipe)
 
 
-def _cgroup_of(spool: Spool, offer: int) -> str:
-    return str((spool.read(offer, START) or {}).get("cgroup", ""))
-
-
 def guard(state: str) -> int:
     """Stop (SIGSTOP) every process of the attempts that may be given away, whatever their runners do.
 
@@ -105,14 +102,20 @@ def guard(state: str) -> int:
     """
     spool = Spool(f"{state}/spool")
     scanner = Scanner()
+    made = {}
     for place in others(state, ""):
         scanner.spared |= place.spared()
-    tags = {
-        record["tag"]: offer
-        for offer, record in spool.starts()
-        if record.get("on_lost", "rerun") == "rerun" and spool.read(offer, EXIT) is None
-    }
-    scanner.cgroups = {tag: found for tag, offer in tags.items() if (found := _cgroup_of(spool, offer))}
+        made[place.runner] = read_mains(place.path)
+    tags = {}
+    for offer, record in spool.starts():
+        if record.get("on_lost", "rerun") == "rerun" and spool.read(offer, EXIT) is None:
+            tag = record["tag"]
+            tags[tag] = offer
+            if record.get("cgroup"):
+                scanner.cgroups[tag] = record["cgroup"]
+            pid, start = made.get(record.get("runner", ""), {}).get(offer) or record.get("main") or (0, 0)
+            if start:
+                scanner.know_main(tag, pid, start)
     patience = time.monotonic() + GUARD_SECONDS
     while True:
         running = [tag for tag in tags if scanner.signal_tree(tag, signal.SIGSTOP).running]

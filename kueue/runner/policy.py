@@ -20,6 +20,9 @@ from typing import Any, Literal, TypeAlias
 State: TypeAlias = Literal["queued", "starting", "running", "paused", "stopping", "ended", "gone"]
 Why: TypeAlias = Literal["canceled", "timed_out", "leftovers", "gone"]
 
+SIGTERM = 15  # signal(7); the module `signal` is one of those that this one does without
+SHUTDOWN_SECONDS = 120.0  # how long a service manager waits for those it told to end, at most (user@.service)
+SHUTDOWN_NOTICE_SECONDS = 0.2  # it tells jobs and keeper at the same moment, and a job's end may be seen first
 FIRST_LOOK_SECONDS = 0.02  # a tree that was signalled is mostly gone by then
 LAST_LOOK_SECONDS = 0.5  # and what takes longer is asked twice a second
 PAUSED_LOOK_SECONDS = 1.0  # the kernel itself continues a process group that becomes orphaned
@@ -134,6 +137,7 @@ class Attempt:
     ordered_at: float = 0.0
     started_at: float | None = None
     main_ended: bool = False
+    ended_at: float = 0.0
     exit_code: int | None = None
     exit_signal: int | None = None
     stop: Why | None = None
@@ -186,6 +190,8 @@ class Policy:
     open: dict[int, Attempt] = field(default_factory=dict)
     """Those that are not over: what is over may stay for long, and costs nothing."""
     withdrawn: dict[int, None] = field(default_factory=dict)
+    shut_down_until: float = float("-inf")
+    """Until then machine or session are being shut down; see `shut_down`."""
 
     # -- orders
 
@@ -284,14 +290,22 @@ class Policy:
         if attempt is None or not attempt.lives or attempt.main_ended:
             return []
         attempt.main_ended = True
+        attempt.ended_at = now
         attempt.exit_code = code
         attempt.exit_signal = signal
         if attempt.stop == "canceled" and not attempt.stopped_main:
             attempt.stop = "leftovers"
         if attempt.terms.keep_background and attempt.stop is None:
             return self._finish(attempt, now)
+        if signal == SIGTERM and attempt.stop is None and now >= self.shut_down_until:
+            attempt.look_at = now + SHUTDOWN_NOTICE_SECONDS
+            return []
         attempt.look_at = None
         return [Look(offer)]
+
+    def shut_down(self, now: float) -> None:
+        """We were told to end, and with us all processes: a job that a signal ends now has not failed, it is gone."""
+        self.shut_down_until = now + SHUTDOWN_SECONDS
 
     def signalled(self, offer: int, reached_main: bool, now: float) -> list[Action]:
         """The signals of a `Terminate` or `Kill` are sent; `reached_main`: the main process lived until then."""
@@ -549,6 +563,10 @@ class Policy:
         if ours:
             after = attempt.terms.timeout_seconds or 0.0
             return Finish(offer, "timed_out", after_seconds=after, leftovers=leftovers, paused_seconds=paused)
+        # Shells and many programs pass a signal on as this code; any other is the job's own word.
+        is_shot = attempt.exit_signal is not None or attempt.exit_code == 128 + SIGTERM
+        if is_shot and attempt.ended_at < self.shut_down_until:
+            return Finish(offer, "gone", reason="it was ended with its machine or session", paused_seconds=paused)
         if attempt.exit_code is not None:
             return Finish(offer, "exited", attempt.exit_code, leftovers=leftovers, paused_seconds=paused)
         if attempt.exit_signal is not None:

@@ -90,10 +90,10 @@ def _enter(cwd: bytes, pwd: bytes, env: dict[bytes, bytes]) -> None:
         os.chdir(cwd)
     except OSError as error:
         raise CannotStart("directory", f"directory {shown(cwd)}: {error.strerror}") from error
-    env[b"PWD"] = pwd if pwd.startswith(b"/") and _same_place(pwd) else _physical(cwd)
+    env[b"PWD"] = pwd if pwd.startswith(b"/") and same_place(pwd) else _physical(cwd)
 
 
-def _same_place(path: bytes) -> bool:
+def same_place(path: bytes) -> bool:
     """Is this, as the user wrote it, the directory we are in?"""
     try:
         return os.path.samestat(os.stat(path), os.stat(b"."))

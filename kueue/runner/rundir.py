@@ -3,6 +3,7 @@
 S/runners/<id>/lock       held by keeper and spawner; free only when both are gone
 S/runners/<id>/socket     where workers attach
 S/runners/<id>/info.json  pids with their start times, version, protocol
+S/runners/<id>/mains-<pid>  which process is whose, see `mains`
 S/runners/<id>/log
 S/spool/<offer>/          the attempts of all runners of this worker
 """
@@ -62,18 +63,24 @@ class Rundir:
             os.close(folder)
         return listener
 
-    def write_info(self, version: str, protocol: int, keeper: int, spawners: list[int]) -> None:
-        """For the worker, for people, and for the guard, who must not take a spawner for a job."""
+    def write_info(self, version: str, protocol: int, keeper: int, spawners: list[int]) -> bool:
+        """For the worker, for people, and for the guards, who must not take a spawner for a job.
+
+        False: the disk is full, and the older one is still there.
+        """
         info = {
             "version": version,
             "protocol": protocol,
             "keeper": _with_start(keeper),
             "spawners": [_with_start(pid) for pid in spawners],
         }
-        with contextlib.suppress(OSError):  # full disk: the older one is nearly as good
+        try:
             with open(f"{self.path}/info.json.new", "w", encoding="ascii") as file:
                 json.dump(info, file)
             os.replace(f"{self.path}/info.json.new", f"{self.path}/info.json")
+        except OSError:
+            return False
+        return True
 
     def spared(self) -> set[int]:
         """The spawners of this runner that live, by the last information written."""

@@ -1,11 +1,12 @@
 """The spawner: makes the processes of the attempts, reaps them, and takes over when the keeper dies.
 
-It is a child of the keeper, tied to it by a socket. It never waits for a program or a file: each start happens in a
-child of its own (`program`), whose success it learns from a pipe that exec closes.
+It is a child of the keeper, tied to it by a socket. It does not wait for a program or a file that may not answer: a
+start happens in a child of its own (`program`), whose success it learns from a pipe that exec closes, unless the same
+has just been seen to work without delay (`launch`).
 
     keeper → spawner   {"do": "start", offer, tag, cgroup, not_after}, followed by the order's own line
                        {"do": "mirror", rows, …}
-    spawner → keeper   {"is": "forked" | "late" | "executed" | "exited", offer, …}
+    spawner → keeper   {"is": "made" | "late" | "executed" | "exited", offer, …}
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from typing import Any, NoReturn
 from kueue.runner import cgroup, program
 from kueue.runner.children import boottime, reap
 from kueue.runner.kernel import OomScore, be_subreaper, name_process
+from kueue.runner.launch import Key, Launcher, key_of
 from kueue.runner.log import Log
+from kueue.runner.mains import Mains
 from kueue.runner.spool import Spool
-from kueue.runner.tree import INFINITY, RLIMIT_LOCKS
+from kueue.runner.tree import INFINITY, RLIMIT_LOCKS, status
 from kueue.runner.wire import Lines, line_of
 
 Message = dict[str, Any]
@@ -34,9 +37,11 @@ Message = dict[str, Any]
 class Spawner:
     """One spawner process. `run` returns when the keeper is gone and everything it had sent is done."""
 
-    def __init__(self, keeper: Lines, spool: Spool, log: Log) -> None:
+    def __init__(self, keeper: Lines, spool: Spool, log: Log, folder: str) -> None:
+        """`folder`: the runner's own."""
         self.keeper = keeper
         self.spool = spool
+        self.made = Mains(folder)
         self.log = log
         self.mains: dict[int, int] = {}
         """Main process → offer."""
@@ -44,10 +49,12 @@ class Spawner:
         """Offer → main process, until it has ended."""
         self.mirror: dict[str, Any] = {}
         """What the keeper would have us know: `keeper.Keeper.adopt` reads it."""
-        self._pipes: dict[int, int] = {}
+        self._pipes: dict[int, tuple[int, Key, float]] = {}
+        """Pipe of a child that has not executed its program yet → offer, what it starts, and since when."""
         self._start: Message | None = None
         self._oom = OomScore()
         self._held_back: tuple[int, ...] = ()
+        self._launcher = Launcher()
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -58,6 +65,7 @@ class Spawner:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         self._held_back = program.held_back()
+        self._launcher.signals = self._held_back
         # For good: it costs less than around each fork, and none of them is meant for a spawner.
         signal.pthread_sigmask(signal.SIG_BLOCK, set(self._held_back) - {signal.SIGCHLD})
         gc.freeze()
@@ -67,6 +75,7 @@ class Spawner:
         while self.keeper.open:
             self._turn()
         gc.enable()
+        self._launcher.close()
         signal.set_wakeup_fd(-1)
         for pipe in list(self._pipes):
             self._read_pipe(pipe)
@@ -75,24 +84,9 @@ class Spawner:
         self._selector.close()
 
     @property
-    def is_retired(self) -> bool:
-        """The keeper gave its role to another spawner, because this one did not answer."""
-        return bool(self.mirror.get("retired"))
-
-    @property
     def is_done(self) -> bool:
         """The keeper ended by its own will, with nothing left to do."""
         return bool(self.mirror.get("done"))
-
-    def finish_alone(self) -> None:
-        """Only write down how our children end: the keeper, whoever it is now, reads it."""
-        while True:
-            for ended in reap(self.mains, self.spool):
-                self.log(f"attempt {ended.offer} ended under a spawner without keeper")
-            try:
-                os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-            except ChildProcessError:
-                return
 
     def _turn(self) -> None:
         ready = {key.fd for key, _ in self._selector.select()}
@@ -144,27 +138,47 @@ class Spawner:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             self._say("late", offer, reason=f"the order is not understood: {type(error).__name__}: {error}")
             return
-        read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         at, wall = boottime(), time.time()
         resource.setrlimit(RLIMIT_LOCKS, (tag, hard))
         self._oom.raise_it()
+        is_executed = False
         try:
-            pid = os.fork()
-            if pid == 0:
-                self._become(order, start, write_end)
+            pid = None
+            if not start["cgroup"] and self._launcher.can_launch(order, at):
+                pid = self._launcher.launch(order, self.spool.folder(offer))
+                is_executed = pid is not None
+            if pid is None:
+                pid = self._fork_child(order, start, at)
         except OSError as error:
             self._say("late", offer, reason=f"no process could be made: {error.strerror}")
-            os.close(read_end)
             return
         finally:
             self._oom.put_back()
             resource.setrlimit(RLIMIT_LOCKS, (hard, hard))
-            os.close(write_end)
         self.mains[pid] = offer
         self.pids[offer] = pid
-        self._pipes[read_end] = offer
+        birth = status(pid)  # not reaped yet, so there is one
+        start_time = birth.start if birth is not None else 0
+        self.made.add(offer, pid, start_time)
+        if is_executed:
+            now = boottime()
+            self._launcher.executed(key_of(order), now, now - at)
+        self._say("made", offer, pid=pid, start=start_time, at=at, wall=wall, executed=is_executed)
+
+    def _fork_child(self, order: Message, start: Message, at: float) -> int:
+        read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._become(order, start, write_end)
+        except OSError:
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
+        self._pipes[read_end] = (start["offer"], key_of(order), at)
         self._selector.register(read_end, selectors.EVENT_READ)
-        self._say("forked", offer, pid=pid, at=at, wall=wall)
+        return pid
 
     def _become(self, order: Message, start: Message, pipe: int) -> NoReturn:
         """In the child: never returns into the spawner's own work."""
@@ -193,18 +207,21 @@ class Spawner:
             data = os.read(pipe, 1)
         except BlockingIOError:
             return
-        offer = self._pipes.pop(pipe)
+        offer, key, since = self._pipes.pop(pipe)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(pipe)
         os.close(pipe)
         if not data:
-            self._say("executed", offer, at=boottime(), wall=time.time())
+            now = boottime()
+            self._launcher.executed(key, now, now - since)
+            self._say("executed", offer)
 
     def _reap(self) -> None:
         for ended in reap(self.mains, self.spool):
             if ended.offer is None:
                 continue
             self.pids.pop(ended.offer, None)
-            for pipe in [pipe for pipe, offer in self._pipes.items() if offer == ended.offer]:
+            self.made.ended(ended.offer)
+            for pipe in [pipe for pipe, (offer, *_) in self._pipes.items() if offer == ended.offer]:
                 self._read_pipe(pipe)
             self._say("exited", ended.offer, **ended.record)

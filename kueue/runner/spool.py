@@ -36,6 +36,8 @@ class Spool:
 
     def __init__(self, root: str) -> None:
         self.root = root
+        self.vacant: list[str] = []
+        """Directories in which nothing is left, to be removed by `tidy`."""
 
     def folder(self, offer: int) -> str:
         return f"{self.root}/{offer}"
@@ -48,8 +50,11 @@ class Spool:
         except FileExistsError:
             if self.read(offer, START) is not None:
                 raise NumberInUse(folder) from None
-            self._move_aside(folder)
-            os.mkdir(folder, 0o700)
+            if folder in self.vacant:
+                self.vacant.remove(folder)
+            else:
+                self._move_aside(folder)
+                os.mkdir(folder, 0o700)
         except FileNotFoundError:
             # As in `write_exit`, of the whole spool.
             os.makedirs(folder, 0o700)
@@ -90,17 +95,25 @@ class Spool:
         return record if isinstance(record, dict) else None
 
     def forget(self, offer: int) -> None:
-        """Drop the records; an output directory that is empty without them goes too."""
+        """Drop the records; an output directory that is empty without them goes too, when there is time to `tidy`."""
         folder = self.folder(offer)
         for name in RECORDS:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{folder}/{name}")
+        is_vacant = True
         for name in ("stdout", "stderr"):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(FileNotFoundError):
                 if os.stat(f"{folder}/{name}").st_size == 0:
                     os.unlink(f"{folder}/{name}")
+                else:
+                    is_vacant = False
+        if is_vacant:
+            self.vacant.append(folder)
+
+    def tidy(self) -> None:
+        """Remove one vacant directory. Apart from `forget` because a file system may sleep over it for milliseconds."""
         with contextlib.suppress(OSError):
-            os.rmdir(folder)
+            os.rmdir(self.vacant.pop())
 
     def starts(self) -> Iterator[tuple[int, Record]]:
         """All attempts whose records were not dropped."""

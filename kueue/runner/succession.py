@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kueue.runner import cgroup
 from kueue.runner.care import Care, terms_of
 from kueue.runner.children import boottime
-from kueue.runner.rundir import others
+from kueue.runner.mains import read_mains
+from kueue.runner.rundir import Rundir, others
 from kueue.runner.server_watch import ServerWatch
 from kueue.runner.spawner import Spawner
 from kueue.runner.spool import EXIT, MAIN, Record
+from kueue.runner.tree import status
 
 if TYPE_CHECKING:
     from kueue.runner.keeper import Keeper
@@ -48,6 +51,8 @@ def _adopt(keeper: Keeper, offer: int, record: Record, row: dict[str, Any] | Non
     if row is not None and row["policy"] is not None:
         keeper.policy.adopt(row["policy"])
         care.adopt(row["care"])
+        if care.pid is not None and care.start:
+            keeper.scanner.know_main(care.tag, care.pid, care.start)
     else:
         keeper.policy.deadline, deadline = float("inf"), keeper.policy.deadline
         keeper.policy.start(offer, terms_of(record), boottime())
@@ -62,30 +67,46 @@ def _adopt(keeper: Keeper, offer: int, record: Record, row: dict[str, Any] | Non
         return
     if attempt.main_ended:
         care.exit = keeper.spool.read(offer, MAIN)
+        _know_main(keeper, care, (care.pid or 0, care.start))
         return
     if offer in spawner.pids:
         pid = spawner.pids[offer]
         if care.started_at is None:
-            keeper.forked(care, pid, boottime(), time.time())
-        care.pid = pid
-        keeper.mains[pid] = offer
+            care.started_at, care.started_wall = boottime(), time.time()
+        birth = status(pid)  # our child, and not reaped: it is there
+        keeper.forked(care, pid, birth.start if birth else 0, care.started_at, care.started_wall or time.time())
+        keeper.orphans.children[pid] = offer
         if not care.executed:
             care.executed = True
             keeper.do(keeper.policy.started(offer, care.started_at or boottime()))
         return
-    keeper.find_main(care)
+    keeper.orphans.find(care)
+
+
+def _know_main(keeper: Keeper, care: Care, main: Sequence[int]) -> None:
+    """`main`: number and start time; 0: not known."""
+    pid, start = main
+    if start:
+        ended = care.exit or {}
+        keeper.scanner.know_main(care.tag, pid, start, ended["at"] if ended.get("held") else 0.0)
 
 
 def inherit(keeper: Keeper) -> None:
     """Take in what runners have left that are dead: kill it, prove it gone, report it."""
     own = keeper.rundir.runner
+    made: dict[str, dict[int, tuple[int, int]]] = {}
     dead = {place.runner: place for place in others(keeper.rundir.state, own)}
     alive = {name for name, place in dead.items() if not place.is_dead()}
     for offer, record in keeper.spool.starts():
         if record.get("runner") in alive or offer in keeper.cares:
             continue
         keeper.log(f"attempt {offer} was left behind by runner {record.get('runner')}")
-        keeper.spool.claim(offer, record, own)
+        name = str(record.get("runner"))
+        if name not in made:
+            made[name] = read_mains(Rundir(keeper.rundir.state, name).path)
+        main = made[name].get(offer) or record.get("main") or (0, 0)
+        # That directory goes when all are taken in, and we may die before this one is proven gone.
+        keeper.spool.claim(offer, {**record, "main": main}, own)
         care = Care.from_start(offer, record)
         keeper.take_in(care)
         end = keeper.spool.read(offer, EXIT)
@@ -97,6 +118,7 @@ def inherit(keeper: Keeper) -> None:
             keeper.drop_tree(care)
             continue
         care.exit = keeper.spool.read(offer, MAIN)
+        _know_main(keeper, care, main)
         care.executed = True
         care.started_wall = record.get("started_wall") or record.get("ordered_wall")
         known = (care.exit["code"], care.exit["signal"]) if care.exit else None

@@ -2,9 +2,13 @@
 
 Rules
 - A process belongs to an attempt by its *tag*, the soft limit of ``Max file locks`` that the runner gave it and that
-  every descendant inherits; the start record of the attempt says which.
-- Only ``stat`` and ``limits`` are read: both answer at once whatever the process waits for.
-- A signal goes through a pidfd, to a process whose tag was read after the pidfd was opened: never to a bare number.
+  every descendant inherits; by the attempt's cgroup; and, whatever a job did to its own limits, by descent from those
+  and from the main process, and by a session that one of them made. The start record of the attempt and what its
+  spawners noted say which; who was once found to belong does so for good.
+- A number alone names nobody: the start time goes with it.
+- Of processes only ``stat`` and ``limits`` are read: both answer at once whatever the process waits for.
+- A signal goes through a pidfd, to a process that was recognized after the pidfd was opened.
+- The runner's own processes are never touched: a spawner carries the tag of the child that it is about to make.
 """
 
 from __future__ import annotations
@@ -14,8 +18,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -42,36 +46,63 @@ class Use:
 
 @dataclass(frozen=True)
 class _Stat:
-    """Of proc(5), fields 3, 6, 14…17, 22 and 24."""
+    """Of proc(5), fields 3, 4, 6, 14…17, 22 and 24."""
 
     state: str
+    parent: int
     session: int
     ticks: int
     start: int
     pages: int
 
 
+@dataclass
+class _Attempt:
+    """What identifies the processes of one attempt."""
+
+    tag: int
+    cgroup: str
+    runner: str
+    main: tuple[int, int] | None
+    """Number and start time of its main process."""
+    known: dict[int, int] = field(default_factory=dict)
+    """Number → start time of those that were found to belong."""
+
+
+@dataclass
+class _Table:
+    """All processes at one moment."""
+
+    stats: dict[int, _Stat] = field(default_factory=dict)
+    tagged: dict[int, list[int]] = field(default_factory=dict)
+    children: dict[int, list[int]] = field(default_factory=dict)
+    sessions: dict[int, list[int]] = field(default_factory=dict)
+
+
 class Trees:
-    """Finds the processes of attempts. `spool`: the directory with one folder per attempt."""
+    """Finds the processes of attempts. `spool`: the directory with one folder per attempt, beside that of runners."""
 
     def __init__(self, spool: str) -> None:
         self._spool = spool
-        self._tags: dict[int, int] = {}
+        self._runners = f"{Path(spool).parent}/runners"
+        self._attempts: dict[int, _Attempt] = {}
         self._untagged: dict[int, int] = {}
 
     def use(self, offers: Collection[int]) -> dict[int, Use]:
         """What each of these attempts uses; one pass over ``/proc``. Attempts without a process have an empty entry."""
-        by_tag = self._by_tag(offers)
-        found = {offer: Use() for offer in by_tag.values()}
+        attempts = self._known(offers)
+        found = {offer: Use() for offer in attempts}
         if not found:
             return found
-        for _pid, tag, stat in self._processes():
-            offer = by_tag.get(tag)
-            if offer is not None and stat.state not in "ZX":
-                entry = found[offer]
-                entry.cpu_seconds += stat.ticks / TICKS
-                entry.ram_mb += stat.pages * PAGE_BYTES // MEGABYTE
-                entry.processes += 1
+        table = self._table()
+        for offer, attempt in attempts.items():
+            entry = found[offer]
+            for pid in self._members(attempt, table):
+                stat = table.stats[pid]
+                if stat.state not in "ZX":
+                    entry.cpu_seconds += stat.ticks / TICKS
+                    entry.ram_mb += stat.pages * PAGE_BYTES // MEGABYTE
+                    entry.processes += 1
         return found
 
     def stop(self, offers: Collection[int]) -> int:
@@ -85,57 +116,140 @@ class Trees:
     def _signal(
         self, offers: Collection[int], number: signal.Signals, wanted: Callable[[_Stat], bool], passes: int = PASSES
     ) -> int:
-        by_tag = self._by_tag(offers)
+        attempts = self._known(offers)
         sent = 0
-        for _ in range(passes if by_tag else 0):
+        for _ in range(passes if attempts else 0):
             hit = 0
-            for pid, tag, stat in self._processes():
-                if tag in by_tag and wanted(stat) and not self._is_of_a_runner(stat.session):
-                    hit += _send(pid, tag, number)
+            table = self._table()
+            for attempt in attempts.values():
+                for pid in self._members(attempt, table):
+                    if wanted(table.stats[pid]):
+                        hit += _send(pid, attempt, number)
             sent += hit
             if not hit:
                 break
         return sent
 
-    def _is_of_a_runner(self, session: int) -> bool:
-        """A spawner carries the tag of the child it is about to make; its session is led by a process without one."""
-        if session == 0:
-            return False
-        leader = read_stat(session)
-        return leader is not None and leader.state not in "ZX" and read_tag(session) is None
+    # -- what identifies them
 
-    def _by_tag(self, offers: Collection[int]) -> dict[int, int]:
-        for offer in [offer for offer in self._tags if offer not in offers]:
-            del self._tags[offer]
+    def _known(self, offers: Collection[int]) -> dict[int, _Attempt]:
+        for offer in [offer for offer in self._attempts if offer not in offers]:
+            del self._attempts[offer]
         for offer in offers:
-            if offer not in self._tags:
-                tag = self._recorded_tag(offer)
-                if tag is not None:
-                    self._tags[offer] = tag
-        return {tag: offer for offer, tag in self._tags.items()}
+            if offer not in self._attempts:
+                attempt = self._recorded(offer)
+                if attempt is not None:
+                    self._attempts[offer] = attempt
+        noted: dict[str, dict[int, tuple[int, int]]] = {}
+        for offer, attempt in self._attempts.items():
+            if attempt.main is None:
+                if attempt.runner not in noted:
+                    noted[attempt.runner] = _noted_mains(f"{self._runners}/{attempt.runner}")
+                attempt.main = noted[attempt.runner].get(offer)
+                if attempt.main is not None:
+                    attempt.known[attempt.main[0]] = attempt.main[1]
+        return dict(self._attempts)
 
-    def _recorded_tag(self, offer: int) -> int | None:
+    def _recorded(self, offer: int) -> _Attempt | None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return int(json.loads(Path(f"{self._spool}/{offer}/start.json").read_bytes())["tag"])
+            record = json.loads(Path(f"{self._spool}/{offer}/start.json").read_bytes())
+            pid, start = record.get("main") or (0, 0)
+            attempt = _Attempt(
+                tag=int(record["tag"]),
+                cgroup=str(record.get("cgroup", "")),
+                runner=str(record.get("runner", "")),
+                main=(pid, start) if start else None,
+            )
+            if start:
+                attempt.known[pid] = start
+            return attempt
         return None
 
-    def _processes(self) -> Iterator[tuple[int, int, _Stat]]:
-        """(pid, tag, stat) of every tagged process. That an older one has no tag is remembered: it will get none."""
+    def _members(self, attempt: _Attempt, table: _Table) -> list[int]:
+        """Numbers of its processes, those that are dead and not reaped among them."""
+        stats = table.stats
+        found = dict.fromkeys(table.tagged.get(attempt.tag, ()))
+        found.update((pid, None) for pid in _inside(attempt.cgroup) if pid in stats)
+        found.update((pid, None) for pid, start in attempt.known.items() if pid in stats and stats[pid].start == start)
+        todo = list(found)
+        while todo:
+            pid = todo.pop()
+            session = stats[pid].session
+            # A session that none of ours has made is the runner's: we meet its child before it has its own.
+            mates = table.sessions[session] if session in attempt.known or session in found else []
+            for other in (*table.children.get(pid, ()), *mates):
+                if other not in found:
+                    found[other] = None
+                    todo.append(other)
+        attempt.known = {pid: stats[pid].start for pid in found} | (
+            {attempt.main[0]: attempt.main[1]} if attempt.main else {}
+        )
+        return list(found)
+
+    # -- the pass
+
+    def _table(self) -> _Table:
+        """That an older process has no tag is remembered: it will get none."""
         young = time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS - YOUNG_SECONDS * TICKS
         untagged: dict[int, int] = {}
+        table = _Table()
+        spared = self._of_runners()
         for name in os.listdir("/proc"):  # noqa: PTH208  names are wanted, a thousand of them every few seconds
             if not name.isdecimal():
                 continue
             pid = int(name)
             stat = read_stat(pid)
-            if stat is None:
+            if stat is None or spared.get(pid) == stat.start:
                 continue
+            table.stats[pid] = stat
+            table.children.setdefault(stat.parent, []).append(pid)
+            table.sessions.setdefault(stat.session, []).append(pid)
             tag = None if self._untagged.get(pid) == stat.start else read_tag(pid)
             if tag is not None:
-                yield pid, tag, stat
+                table.tagged.setdefault(tag, []).append(pid)
             elif stat.start < young:
                 untagged[pid] = stat.start
         self._untagged = untagged
+        return table
+
+    def _of_runners(self) -> dict[int, int]:
+        """Number → start time of keepers and spawners."""
+        found: dict[int, int] = {}
+        for path in Path(self._runners).glob("*/info.json"):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                info = json.loads(path.read_bytes())
+                found.update((pid, start) for pid, start in [info["keeper"], *info["spawners"]])
+        return found
+
+
+def _noted_mains(folder: str) -> dict[int, tuple[int, int]]:
+    """Offer → (number, start time) of main processes, as the spawners of a runner have noted since the boot."""
+    found: dict[int, tuple[int, int]] = {}
+    boot = ""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    for path in Path(folder).glob("mains-*"):
+        is_ours = False
+        with contextlib.suppress(OSError, ValueError):
+            for line in path.read_text("ascii").split("\n")[:-1]:
+                words = line.split()
+                if len(words) == 1:
+                    is_ours = words[0] == boot
+                elif len(words) == 3 and is_ours:
+                    offer, pid, start = map(int, words)
+                    if start >= found.get(offer, (0, 0))[1]:
+                        found[offer] = (pid, start)
+    return found
+
+
+def _inside(directory: str) -> list[int]:
+    """Numbers of the processes in a cgroup and all below it."""
+    found: list[int] = []
+    if directory:
+        for folder, _, _ in os.walk(directory):
+            with contextlib.suppress(OSError, ValueError):
+                found += map(int, Path(f"{folder}/cgroup.procs").read_text("ascii").split())
+    return found
 
 
 def read_stat(pid: int) -> _Stat | None:
@@ -147,6 +261,7 @@ def read_stat(pid: int) -> _Stat | None:
     fields = text[text.rfind(b")") + 2 :].split()
     return _Stat(
         state=fields[0].decode(),
+        parent=int(fields[1]),
         session=int(fields[3]),
         ticks=sum(map(int, fields[11:15])),
         start=int(fields[19]),
@@ -167,13 +282,14 @@ def read_tag(pid: int) -> int | None:
     return int(word) if word.isdigit() else None
 
 
-def _send(pid: int, tag: int, number: signal.Signals) -> int:
+def _send(pid: int, attempt: _Attempt, number: signal.Signals) -> int:
     try:
         handle = os.pidfd_open(pid)
     except OSError:
         return 0
     try:
-        if read_tag(pid) != tag:
+        stat = read_stat(pid)
+        if stat is None or attempt.known.get(pid) != stat.start:
             return 0
         signal.pidfd_send_signal(handle, number)
     except OSError:

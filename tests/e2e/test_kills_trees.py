@@ -79,6 +79,24 @@ def test_kill_finds_every_hidden_process_and_frees_the_room_only_then(lab, manne
     print(f"\n{manner}: all gone and the room free after {took:.1f} s")
 
 
+UNMARKED = """
+import resource, subprocess, sys, time
+resource.setrlimit(10, (7, resource.getrlimit(10)[1]))
+subprocess.Popen(["setsid", "sleep", sys.argv[1]])
+subprocess.Popen(["sh", "-c", f"sleep {sys.argv[1]} & wait"])
+time.sleep(600)
+"""
+
+
+def test_a_job_that_changes_the_limit_by_which_it_is_known_is_killed_with_all_it_has_started(lab):
+    mark = f"609.{os.getpid()}"
+    job = lab.quick(lab.range_of(lab.python, "-c", UNMARKED, mark, cores=16))[0]
+    lab.until(lambda: len(sleepers(mark)) == 2, "its children live")
+    assert lab.kueue("remove-job", "--kill", str(job)).returncode == 0
+    lab.until_state(job, "canceled")
+    assert sleepers(mark) == []
+
+
 def test_a_job_that_needs_long_to_die_says_stopping_and_keeps_its_room_and_licence(lab):
     script = "trap 'sleep 5; exit 0' TERM; echo up > up; while :; do sleep 0.1; done"
     job = lab.quick(lab.range_of("sh", "-c", script, cores=9, counters=[("genus", 1)]))[0]

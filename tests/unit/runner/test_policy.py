@@ -92,6 +92,42 @@ def test_an_end_before_our_first_signal_is_the_jobs_own():
     assert policy.seen(1, 0, 0, 2.0) == [Finish(1, "exited", 5)]
 
 
+@pytest.mark.parametrize("told_first", [True, False])
+def test_who_ends_with_the_machine_or_session_is_gone_and_has_not_failed(told_first):
+    policy = leased()
+    running(policy)
+    if told_first:
+        policy.shut_down(2.0)
+        assert kinds(policy.exited(1, None, 15, 2.0)) == [Look]
+    else:
+        # The signal reaches job and keeper in any order.
+        assert policy.exited(1, None, 15, 2.0) == []
+        policy.shut_down(2.1)
+        assert kinds(policy.tick(2.2)) == [Look]
+    (end,) = policy.seen(1, 0, 0, 2.3)
+    assert end.kind == "gone"
+    assert policy.attempts[1].state == "gone"
+
+
+@pytest.mark.parametrize(
+    ("code", "signal", "kind"), [(0, None, "exited"), (7, None, "exited"), (143, None, "gone"), (None, 9, "gone")]
+)
+def test_only_the_jobs_own_word_counts_while_the_machine_shuts_down(code, signal, kind):
+    policy = leased()
+    running(policy)
+    policy.shut_down(2.0)
+    policy.exited(1, code, signal, 3.0)
+    assert policy.seen(1, 0, 0, 3.1)[0].kind == kind
+
+
+def test_an_end_long_after_a_shutdown_that_did_not_come_is_the_jobs_own():
+    policy = leased(1000.0)
+    running(policy)
+    policy.shut_down(2.0)
+    policy.exited(1, None, 9, 500.0)
+    assert policy.seen(1, 0, 0, 500.1)[0].kind == "signaled"
+
+
 def test_an_exit_code_after_nothing_but_a_kill_is_the_jobs_own():
     policy = running(leased())
     assert policy.stop(1, kill=True, grace=0.0, now=2.0)[-1] == Kill(1)

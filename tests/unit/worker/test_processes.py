@@ -51,9 +51,9 @@ def tag():
 
 @pytest.fixture
 def trees(tmp_path, tag):
-    (tmp_path / "5").mkdir()
-    (tmp_path / "5" / "start.json").write_text(json.dumps({"tag": tag}))
-    return Trees(str(tmp_path))
+    (tmp_path / "spool" / "5").mkdir(parents=True)
+    (tmp_path / "spool" / "5" / "start.json").write_text(json.dumps({"tag": tag}))
+    return Trees(str(tmp_path / "spool"))
 
 
 @pytest.fixture
@@ -133,3 +133,69 @@ def test_the_first_process_is_not_parsed_wrong_because_of_its_name(tmp_path, sta
     process = started(str(odd), "60")
     until(lambda: b"a) R (b" in Path(f"/proc/{process.pid}/stat").read_bytes())
     until(lambda: read_stat(process.pid).state == "S")  # just after the exec it still runs
+
+
+UNMARKED = """
+import os, resource, subprocess, time
+resource.setrlimit(10, (7, resource.RLIM_INFINITY))
+subprocess.Popen(["sh", "-c", "setsid sleep 62 & sleep 63"])
+print(flush=True)
+time.sleep(64)
+"""
+
+
+@pytest.fixture
+def unmarked(tmp_path, started):
+    """A process that took its own tag away, as the spawner of a runner noted it."""
+    process = started(sys.executable, "-c", UNMARKED)
+    process.stdout.readline()
+    place = tmp_path / "runners" / "one"
+    place.mkdir(parents=True)
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    start = read_stat(process.pid).start
+    (place / "mains-9").write_text(f"{boot}4 1 1\n5 {process.pid} {start}\n")
+    (tmp_path / "spool" / "5").mkdir(parents=True)
+    yield process
+    kin = descendants(process.pid)
+    for pid in [process.pid, *kin]:
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def descendants(pid):
+    found = []
+    for name in os.listdir("/proc"):
+        stat = read_stat(int(name)) if name.isdecimal() else None
+        if stat is not None and stat.parent == pid:
+            found += [int(name), *descendants(int(name))]
+    return found
+
+
+def test_who_took_its_tag_away_is_found_by_the_main_process_and_stopped_with_all_it_started(tmp_path, unmarked, tag):
+    (tmp_path / "spool" / "5" / "start.json").write_text(json.dumps({"tag": tag, "runner": "one"}))
+    trees = Trees(str(tmp_path / "spool"))
+    until(lambda: trees.use([5])[5].processes == 4)
+    until(lambda: len(descendants(unmarked.pid)) == 3)
+    assert trees.stop([5]) >= 4
+    assert {read_stat(pid).state for pid in [unmarked.pid, *descendants(unmarked.pid)]} == {"T"}
+    assert trees.let_go([5]) == 4
+
+
+def test_another_process_in_the_number_of_a_main_process_is_never_touched(tmp_path, unmarked, tag):
+    start = read_stat(unmarked.pid).start
+    record = {"tag": tag, "runner": "two", "main": [unmarked.pid, start - 1]}
+    (tmp_path / "spool" / "5" / "start.json").write_text(json.dumps(record))
+    trees = Trees(str(tmp_path / "spool"))
+    assert trees.stop([5]) == 0
+    assert read_stat(unmarked.pid).state != "T"
+
+
+def test_a_spawner_is_spared_though_it_carries_the_tag_of_the_child_it_makes(tmp_path, trees, started):
+    spawner = started("sleep", "60")
+    until(lambda: trees.use([5])[5].processes == 1 and is_sleep(spawner.pid))
+    info = {"keeper": [1, 1], "spawners": [[spawner.pid, read_stat(spawner.pid).start]]}
+    place = tmp_path / "runners" / "one"
+    place.mkdir(parents=True)
+    (place / "info.json").write_text(json.dumps(info))
+    assert trees.stop([5]) == 0
+    assert trees.use([5])[5].processes == 0
