@@ -35,6 +35,7 @@ from kueue.settings import (
     WorkerSettings,
     guessing_time,
     template,
+    toml,
 )
 
 TYPE_CHECKING = False
@@ -315,10 +316,25 @@ def _valid(section: type[Section], key: str, known: Setting, value: Any) -> Any:
             units.parse_resources(value.replace(",", " ").split())
         except UserError as error:
             raise ValueError(f'must be like "gpu=4 fpga=1": {error}') from None
+    if section is MetricsSettings:
+        value = _metrics_place(key, value.strip())
     if section is CommonSettings and key == "server_name":
         value = value.strip()
         if not value or any(character.isspace() for character in value):
             raise ValueError("must be one host name or address")
+    return value
+
+
+def _metrics_place(key: str, value: str) -> str:
+    if key == "server_textfile":
+        value = os.path.expanduser(value)
+        if value and not (os.path.isabs(value) and value.endswith(".prom")):
+            raise ValueError("must be an absolute path that ends in .prom: node_exporter looks at no other files")
+    elif value:
+        try:
+            units.parse_bind(value)
+        except UserError as error:
+            raise ValueError(f'must be like "127.0.0.1:11237", "[::1]:11237" or ":11237", not {toml(value)}') from error
     return value
 
 

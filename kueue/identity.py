@@ -140,13 +140,22 @@ def identity_of(secret: str, cache_dir: str | None = None) -> Identity:
     """
     if not secret:
         raise ConfigError("There is no shared secret.", hint="Set common_settings.shared_secret.")
-    path = f"{cache_dir}/identity-{_cache_name(secret)}.pem" if cache_dir else ""
-    if path:
-        found = _cached(path)
-        if found is not None:
-            return found
+    path = _cache_path(secret, cache_dir)
+    found = kept(secret, cache_dir)
+    if found is not None:
+        return found
     pem = derive(secret)
     return Identity(pem, path if path and _keep(path, pem) else "")
+
+
+def kept(secret: str, cache_dir: str | None) -> Identity | None:
+    """The identity of a secret if the cache has it; nothing is derived and nothing written."""
+    path = _cache_path(secret, cache_dir) if secret else ""
+    return _cached(path) if path else None
+
+
+def _cache_path(secret: str, cache_dir: str | None) -> str:
+    return f"{cache_dir}/identity-{_cache_name(secret)}.pem" if cache_dir else ""
 
 
 def identities(current: str, previous: str = "", cache_dir: str | None = None) -> list[Identity]:

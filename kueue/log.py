@@ -6,15 +6,19 @@ Rules
   level are the journal's own: the line begins with the priority in angle brackets (sd-daemon(3)).
 - What others sent is shown escaped and cut: a peer can neither fake a line nor fill the disk with one.
 - A secret is never given to a logger.
+- A log file of ours is bounded: at `FILE_LIMIT` bytes it becomes ``<name>.1``, of which one is kept.
 """
 
 from __future__ import annotations
 
 import logging
+import logging.handlers
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping
+from io import TextIOWrapper
 from typing import TextIO
 
 from kueue.errors import ConfigError
@@ -29,6 +33,12 @@ LEVELS = {
 }
 _NAMES = {level: name.upper() for name, level in LEVELS.items()}
 _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
+FILE_LIMIT = 2**20
+"""Bytes of a log file and of the one before it: a log must never fill the home directory."""
+_file: list[logging.Handler] = []
+"""The file that `to_file` named; it stays when `start` is called again for another level."""
+_TAIL_BYTES = 4000
+_PREFIX = re.compile(r"^\S+Z [A-Z]+ +\S+  ")
 VALUE_LIMIT = 300
 """Characters of one value that are shown: a command line of 128 KiB is no log line."""
 
@@ -51,7 +61,9 @@ def start(
     handler = logging.StreamHandler(out)
     handler.setFormatter(_Journal() if _is_journal(out, environ) else _Plain())
     root = logging.getLogger("kueue")
-    root.handlers[:] = [handler]
+    # Started with its stderr in that very file, a program would write every line twice, and without a bound.
+    is_there = any(_is_same(out, kept) for kept in _file)
+    root.handlers[:] = [*_file, *([] if is_there else [handler])]
     root.setLevel(chosen)
     root.propagate = False
     # Neither caller nor thread nor process is shown; to find them out takes half the time of a line (logging HOWTO).
@@ -60,6 +72,40 @@ def start(
     # A log that cannot be written (closed terminal, full disk) must not stop the program that writes it.
     logging.raiseExceptions = False
     return root
+
+
+def to_file(path: str, limit: int = FILE_LIMIT) -> None:
+    """From now on log to that file (0600), too, also when `start` is called again. Raises `OSError` if it cannot."""
+    handler = _Bounded(path, maxBytes=limit, backupCount=1, encoding="utf-8", errors="backslashreplace")
+    handler.setFormatter(_Plain())
+    for before in _file:
+        before.close()
+    _file[:] = [handler]
+
+
+def close_file() -> None:
+    """Undo `to_file`; what is logged after that goes where `start` says."""
+    root = logging.getLogger("kueue")
+    for handler in _file:
+        root.removeHandler(handler)
+        handler.close()
+    _file.clear()
+
+
+def last_words(path: str) -> str:
+    """What the last line of a log file says, without time, level and part; empty if there is no such file."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123  as cheap as the rest of this module
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").strip().splitlines()
+    except OSError:
+        return ""
+    return bare(lines[-1]) if lines else ""
+
+
+def bare(line: str) -> str:
+    """What a line of a log says, without time, level and part."""
+    return safe(_PREFIX.sub("", line))
 
 
 def logger(part: str) -> logging.Logger:
@@ -103,6 +149,28 @@ def _line(record: logging.LogRecord) -> str:
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape", "replace").decode("ascii")
+
+
+class _Bounded(logging.handlers.RotatingFileHandler):
+    """Private, and silent about a disk that is full: a log is no reason to stop."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(  # type: ignore[return-value]  # a text mode gives no other
+            self.baseFilename,
+            self.mode,
+            encoding=self.encoding,
+            errors=self.errors,
+            opener=lambda path, flags: os.open(path, flags | os.O_CLOEXEC, 0o600),
+        )
+
+
+def _is_same(stream: TextIO, handler: logging.Handler) -> bool:
+    """Does the stream lead into the file of that handler?"""
+    file = getattr(handler, "stream", None)
+    try:
+        return file is not None and os.path.sameopenfile(stream.fileno(), file.fileno())
+    except (OSError, ValueError):
+        return False
 
 
 class _Plain(logging.Formatter):

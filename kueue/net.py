@@ -310,6 +310,8 @@ class Peer:
     """``192.0.2.7:41234`` or ``uid 1000, pid 17``."""
     uid: int | None = None
     """Of a peer at the local socket."""
+    secret: str = ""
+    """Fingerprint of the secret that it proved; empty at the local socket."""
 
 
 @dataclass(frozen=True)
@@ -404,7 +406,8 @@ class Entrance:
             self._take_in(scope, name)
             try:
                 await secure.do_handshake()
-                identity.check_peer(secure.getpeercert(binary_form=True), identities)
+                presented = secure.getpeercert(binary_form=True)
+                identity.check_peer(presented, identities)
             except (trio.BrokenResourceError, KueueError) as error:
                 self.refused_total += 1
                 self._quiet.say("%s: not let in: %s", name, error.__cause__ or error)
@@ -415,7 +418,8 @@ class Entrance:
             self.refused_total += 1
             self._quiet.say("%s: not let in: its handshake took too long, or too many strangers came", name)
             return
-        await self._hear(secure, Peer(name))
+        proven = next(one.fingerprint for one in identities if one.certificate == presented)
+        await self._hear(secure, Peer(name, secret=proven))
 
     def _take_in(self, scope: trio.CancelScope, name: str) -> None:
         """Count a stranger; of too many the oldest of the busiest address goes, so that others still get in."""

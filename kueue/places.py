@@ -223,7 +223,11 @@ def file_system(path: str, mountinfo: str = "/proc/self/mountinfo") -> str:
 
 def is_network(path: str, mountinfo: str = "/proc/self/mountinfo") -> bool:
     """Is `path` held by another machine, so that locks and memory maps cannot be trusted? FUSE counts unless known."""
-    kind = file_system(path, mountinfo)
+    return is_network_type(file_system(path, mountinfo))
+
+
+def is_network_type(kind: str) -> bool:
+    """As `is_network`, of a type of file system as the mount table names it."""
     if kind.startswith("fuse"):
         # Of FUSE the local ones are few and the remote ones without number (sshfs, s3fs, rclone, gcsfuse ...).
         return kind not in {"fuseblk", "fuse.ext2", "fuse.ntfs-3g", "fuse.fuse-overlayfs", "fusectl", "fuse.lxcfs"}

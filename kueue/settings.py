@@ -255,10 +255,15 @@ class MetricsSettings(Section):
 
     name = "metrics_settings"
 
-    server_bind: str = _text("127.0.0.1:11237", "Address and port of the server's /metrics and /healthz; empty: none")
-    worker_bind: str = _text("", "Address and port of a worker's /metrics and /healthz; empty: none")
+    server_bind: str = _text(
+        "127.0.0.1:11237",
+        "Address and port of the server's /metrics and /healthz; `:PORT` is every address of the machine, empty: none",
+    )
+    worker_bind: str = _text("", "Address and port of a worker's /metrics and /healthz, like the server's; empty: none")
     server_textfile: str = _text(
-        "", "File that the server writes its figures to, for the textfile collector of node_exporter; empty: none"
+        "",
+        "File that the server writes its figures to every 15 s, for the textfile collector of node_exporter; an "
+        "absolute path ending in .prom; empty: none",
     )
 
 
@@ -270,7 +275,11 @@ class RestartWorkers(Section):
     ssh_user: str = _text("", "Login on the worker machines", required=True)
     hostnames: str = _text("", "Blank- or newline-separated hosts that shall run a worker", required=True)
     sleep_minutes_before_recheck: float = _number(
-        60.0, "Pause between two rounds; fractions are allowed", least=0.0, most=1e6, unit="minutes"
+        60.0,
+        "Pause between two rounds; fractions are allowed, less than a second is a second",
+        least=0.0,
+        most=1e6,
+        unit="minutes",
     )
     worker_command: str = _text(
         "",

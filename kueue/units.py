@@ -130,6 +130,23 @@ def subtract_id_ranges(ranges: Iterable[tuple[int, int]], others: Iterable[tuple
     return left
 
 
+def parse_bind(text: str) -> tuple[str, int]:
+    """(host, port) of ``127.0.0.1:9100``, ``[::1]:9100``, ``localhost:9100``; that of ``:9100`` is empty: any host.
+
+    Port 0 is any free one.
+    """
+    host, colon, port = text.strip().rpartition(":")
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    is_host = is_bracketed or not set(host) & set(":[]")
+    if not (colon and is_host and port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
+        raise UserError(
+            f"Not an address and port: '{text}'.", hint="Write for example 127.0.0.1:9100, [::1]:9100 or :9100."
+        )
+    if host == "[]" or any(character.isspace() or character in "/@" for character in host):
+        raise UserError(f"Not a host: '{host}'.", hint="Write for example 127.0.0.1:9100, [::1]:9100 or :9100.")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
 def is_resource_name(name: str) -> bool:
     """Letters, digits and ``_ . + : @ / -``, beginning with a letter, a digit or ``_``; at most 64 of them."""
     # Without blanks, commas and '=' a name can stand in a list, and without controls it can stand in a table.

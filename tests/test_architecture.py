@@ -27,7 +27,7 @@ TRACKED_TEXT = sorted(
 )
 
 
-def modules_loaded_by(*args: str) -> set[str]:
+def modules_loaded_by(*args: str, environment: dict[str, str] | None = None) -> set[str]:
     """Top-level modules that a run of the command imports."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "kueue.cli.main", *args],
@@ -35,15 +35,25 @@ def modules_loaded_by(*args: str) -> set[str]:
         text=True,
         check=False,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
     )
     return {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines() if "|" in line}
 
 
-@pytest.mark.parametrize("args", [["--help"], ["cmd", "--help"], ["list-jobs", "--help"], ["no-such-verb"]])
+@pytest.mark.parametrize(
+    "args", [["--help"], ["cmd", "--help"], ["list-jobs", "--help"], ["no-such-verb"], ["complete", "bash"]]
+)
 def test_the_command_starts_without_anything_heavy(args):
     loaded = modules_loaded_by(*args)
     assert "kueue" in loaded
+    assert not loaded & HEAVY
+    assert ("argcomplete" in loaded) == (args[0] == "complete")
+
+
+def test_a_press_of_tab_loads_nothing_heavy():
+    line = "kueue list-jobs --run"
+    loaded = modules_loaded_by(environment={"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))})
+    assert "argcomplete" in loaded
     assert not loaded & HEAVY
 
 
@@ -96,3 +106,9 @@ def test_no_module_is_a_drawer():
 def test_nothing_is_left_for_later_and_no_private_path_is_named(word):
     found = [str(path.relative_to(ROOT)) for path in TRACKED_TEXT if word in path.read_text(errors="replace")]
     assert not found
+
+
+def test_no_two_test_files_have_one_name():
+    # Test folders are no packages: the second of a name would be taken for the first.
+    names = sorted(path.name for path in (ROOT / "tests").rglob("*.py") if path.name not in {"conftest.py", "__init__.py"})
+    assert not {name for name in names if names.count(name) > 1 and name.startswith("test_")}

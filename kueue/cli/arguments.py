@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import NoReturn
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS, LOOK_PATIENCE_SECONDS = 30.0, 6.0
+"""How long a verb waits for a server that is away: one that changes something outlasts a restart of the server, one
+that only looks has nothing to lose by saying soon that there is nothing to see."""
+LOOKING = frozenset({"list-jobs", "show-job", "list-workers", "show-worker", "list-resources", "log", "explain"})
+SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell", "elvish")
+"""The shells that can be taught to complete."""
 
 # argparse asks gettext for translations of its few texts, which imports locale and looks through the file system.
 argparse._ = lambda text: text  # type: ignore[attr-defined]
@@ -77,7 +82,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
     Raises `UsageError`, and `SystemExit` after ``--help`` and ``--version``.
     """
-    position = _verb_position(words)
+    position = verb_position(words)
     name = words[position] if position is not None else None
     if position is None or name not in VERBS:
         return parser().parse_args(words)
@@ -100,6 +105,11 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """The options and arguments of one verb."""
+    return _parser_of(name)[1]
+
+
 def _parser_of(name: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     """The parser of one verb alone, which is built much faster, and in it the part that is the verb's own."""
     top = _top_parser()
@@ -120,9 +130,9 @@ def _top_parser() -> argparse.ArgumentParser:
     top.add_argument(
         "--patience",
         type=_duration,
-        default=PATIENCE_SECONDS,
         metavar="DURATION",
-        help="how long to wait for a server that is away (default 30 s; wait-job and follow wait for ever)",
+        help="how long to wait for a server that is away (default 30 s, 6 s for verbs that only look; wait-job and "
+        "follow wait for ever)",
     )
     return top
 
@@ -176,7 +186,7 @@ def _terminal_width() -> int:
         return 100
 
 
-def _verb_position(words: Sequence[str]) -> int | None:
+def verb_position(words: Sequence[str]) -> int | None:
     """Where the verb stands: behind the global options."""
     index = 0
     while index < len(words):
@@ -345,8 +355,21 @@ def _fill_node(one: argparse.ArgumentParser) -> None:
     one.add_argument("names", nargs="+", metavar="NAME", help="names or ids of workers")
 
 
+def _fill_secret(one: argparse.ArgumentParser) -> None:
+    one.add_argument("step", choices=("rotate", "status", "reload", "finish"), help="what to do")
+    one.add_argument("--force", action="store_true", help="finish although the old secret may still be needed")
+
+
 def _fill_version(one: argparse.ArgumentParser) -> None:
     _add_json(one)
+
+
+def _fill_doctor(one: argparse.ArgumentParser) -> None:
+    _add_json(one)
+
+
+def _fill_complete(one: argparse.ArgumentParser) -> None:
+    one.add_argument("shell", metavar="SHELL", choices=SHELLS, help=f"one of {', '.join(SHELLS)}")
 
 
 def _fill_nothing(_: argparse.ArgumentParser) -> None:
@@ -434,6 +457,36 @@ VERBS: dict[str, Verb] = {
             "kueue down",
             _fill_nothing,
             "Running jobs go on.",
+        ),
+        Verb(
+            "secret",
+            "Change the shared secret while everything runs",
+            "secret:secret",
+            "kueue secret rotate",
+            _fill_secret,
+            "No job pauses.\n"
+            "`rotate` writes a new secret into the settings file, keeps the old one beside it and prints\n"
+            "what to do next; `reload` makes the server and the workers of this machine read the file\n"
+            "again; `status` tells who still needs the old secret; `finish` gives it up.",
+        ),
+        Verb(
+            "doctor",
+            "Check this machine and say what to mend",
+            "doctor.verb:doctor",
+            "kueue doctor",
+            _fill_doctor,
+            "One line for each finding: ok, note, warning or problem, and what to type.\n"
+            "Changes nothing, needs no server and no configuration. Exits with 1 if there is a problem.",
+        ),
+        Verb(
+            "complete",
+            "Print the completion script for a shell",
+            "completion:complete",
+            "kueue complete bash",
+            _fill_complete,
+            "With it TAB completes verbs, options, ids of jobs, and names of\n"
+            'workers and resources. Put into ~/.bashrc: eval "$(kueue complete bash)"; zsh likewise.\n'
+            "Into ~/.config/fish/config.fish: kueue complete fish | source",
         ),
         Verb("version", "Print the versions of command and server", "cluster:version", "kueue version", _fill_version),
     )

@@ -80,7 +80,7 @@ def version(session: Session) -> int:
     """Of both programs; a server that is away is told of and makes the code 1."""
     client = session.client
     # A question about versions is asked when something is wrong; it must not wait.
-    client.patience_seconds = min(session.arguments.patience, 2.0)
+    client.patience_seconds = min(session.patience_seconds, 2.0)
     known: dict[str, object] = {"command": __version__, "server": None}
     trouble: KueueError | None = None
     try:

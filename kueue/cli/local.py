@@ -143,7 +143,8 @@ def _start(session: Session, daemon: Daemon, config: Config, is_ready: Callable[
     descriptor = os.open(daemon.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", daemon.module, "--config", config.path],
+            # Its stderr leads there as well, for what it says before it has a log; the log itself is bounded.
+            [sys.executable, "-m", daemon.module, "--config", config.path, "--log-file", daemon.log],
             stdin=subprocess.DEVNULL,
             stdout=descriptor,
             stderr=descriptor,
@@ -223,7 +224,7 @@ def _is_serving(session: Session) -> bool:
 def _is_listed(session: Session, name: str) -> bool:
     client = session.client
     # A server elsewhere may be away for a moment; one that was just started answers.
-    client.patience_seconds = session.arguments.patience
+    client.patience_seconds = session.patience_seconds
     workers = client.ask("ListWorkers")["workers"]
     return any(one["name"] == name and one.get("state") not in {"away", "silent"} for one in workers)
 

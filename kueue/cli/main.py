@@ -37,6 +37,11 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _run(words: Sequence[str]) -> int:
+    if "_ARGCOMPLETE" in os.environ:
+        from kueue.cli import completion  # noqa: PLC0415 - 20 ms, only at a press of TAB
+
+        if completion.is_asked():
+            completion.leave_with_answer()
     from kueue.cli import arguments  # noqa: PLC0415 - an interrupt while it loads ends without a traceback
 
     try:

@@ -19,7 +19,8 @@ def follow(session: Session) -> int:
     job = session.arguments.id
     seqs = {stream: session.client.next_seq() for stream in _STREAMS}
     watch_seq = session.client.next_seq()
-    offsets = dict.fromkeys(_STREAMS, 0)
+    offsets, attempts = dict.fromkeys(_STREAMS, 0), dict.fromkeys(_STREAMS, 0)
+    told: dict[str, str] = {}
     is_open = dict.fromkeys(_STREAMS, True)
     code: int | None = None
 
@@ -33,6 +34,7 @@ def follow(session: Session) -> int:
                 "id": job,
                 "stream": stream,
                 "offset": offsets[stream],
+                "attempt": attempts[stream],
                 "follow": True,
             }
             for stream in _STREAMS
@@ -52,7 +54,8 @@ def follow(session: Session) -> int:
                 stream = next((one for one, seq in seqs.items() if seq == message.get("seq")), None)
                 if stream is None:
                     continue
-                _print_piece(session, message, stream)
+                _print_piece(session, message, stream, told)
+                attempts[stream] = message.get("attempt") or attempts[stream]
                 offsets[stream] = message["offset"] + len(decoded(message.get("data", "")))
                 if message.get("end"):
                     is_open[stream] = False
@@ -122,10 +125,18 @@ def _print_log(session: Session, job: int) -> None:
         screen.print(readable(rest))
 
 
-def _print_piece(session: Session, message: dict[str, Any], stream: str) -> None:
-    if message.get("note"):
-        session.screen.remark(f"{stream}: {message['note']}")
+def _print_piece(session: Session, message: dict[str, Any], stream: str, told: dict[str, str]) -> None:
+    """`told`: the last remark of each stream that was about the job, and not about that stream alone."""
+    note = message.get("note", "")
     data = decoded(message.get("data", ""))
+    if note and message.get("source") == "none" and not data:
+        # Both streams say it, one after the other.
+        if note not in told.values() or told.get(stream) == note:
+            session.screen.remark(note)
+        told[stream] = note
+    elif note:
+        session.screen.remark(f"{stream}: {note}")
     if data:
+        told.pop(stream, None)
         write = session.screen.write_bytes if stream == "stdout" else session.screen.write_error_bytes
         write(data)

@@ -6,6 +6,7 @@ import argparse
 import time
 from functools import cached_property
 
+from kueue.cli.arguments import LOOK_PATIENCE_SECONDS, LOOKING, PATIENCE_SECONDS
 from kueue.cli.screen import Screen
 from kueue.client import Client, connect
 from kueue.config import Config, load, write_template
@@ -43,10 +44,18 @@ class Session:
             self.screen.remark(f"Warning: {warning}")
         return config
 
+    @property
+    def patience_seconds(self) -> float:
+        """How long a server that is away is waited for: as typed, else as the verb needs it."""
+        typed: float | None = self.arguments.patience
+        if typed is not None:
+            return typed
+        return LOOK_PATIENCE_SECONDS if self.arguments.verb in LOOKING else PATIENCE_SECONDS
+
     @cached_property
     def client(self) -> Client:
         """The connection to the server, made at the first question."""
-        client = connect(self.config, patience_seconds=self.arguments.patience)
+        client = connect(self.config, patience_seconds=self.patience_seconds)
         client.tell = self.screen.remark
         return client
 

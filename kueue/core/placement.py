@@ -32,6 +32,8 @@ class Obstacle(NamedTuple):
     what: str
     asked: int = 0
     there: int = 0
+    is_wish: bool = False
+    """What was asked for is a wish."""
 
     @property
     def is_lasting(self) -> bool:
@@ -45,7 +47,8 @@ class Obstacle(NamedTuple):
             case "machine":
                 return f"has {self.there} {self.what}, {self.asked} asked for"
             case "busy":
-                return f"is busy with other work: {self.there} of the {self.asked} {self.what} wished for would be free"
+                wanted = f"{self.asked} {self.what} {'wished' if self.is_wish else 'asked'} for"
+                return f"is busy with other work: {self.there} of the {wanted} would be free"
             case "taken":
                 return f"has {self.there} {self.what} free, {self.asked} asked for"
 
@@ -120,17 +123,21 @@ def obstacle(request: Request, room: Room) -> Obstacle | None:
         return lasting
     cores, ram_mb = taken(request, room)
     if request.cores_are_wish and 2 * cores < min(request.cores, room.totals.cores):
-        return Obstacle("busy", "cpus", min(request.cores, room.totals.cores), cores)
+        return Obstacle("busy", "cpus", min(request.cores, room.totals.cores), cores, is_wish=True)
     if request.ram_is_wish and 2 * ram_mb < min(request.ram_mb, room.totals.ram_mb):
-        return Obstacle("busy", "MB of memory", min(request.ram_mb, room.totals.ram_mb), ram_mb)
+        asked = min(request.ram_mb, room.totals.ram_mb)
+        return Obstacle("busy", "MB of memory", asked, ram_mb, is_wish=True)
     if request.slots > room.slots:
         return Obstacle("taken", "job slots", request.slots, room.slots)
     if cores > room.cores:
-        if request.cores_are_wish and cores > room.wish_cores:
+        if cores > room.wish_cores:
             # Without this word a person looks in vain for the jobs that took the machine.
-            return Obstacle("busy", "cpus", min(request.cores, room.totals.cores), room.wish_cores)
+            asked = min(request.cores, room.totals.cores)
+            return Obstacle("busy", "cpus", asked, room.wish_cores, is_wish=request.cores_are_wish)
         return Obstacle("taken", "cpus", cores, room.cores)
     if ram_mb > room.ram_mb:
+        if ram_mb > room.wish_ram_mb:
+            return Obstacle("busy", "MB of memory", ram_mb, room.wish_ram_mb)
         return Obstacle("taken", "MB of memory", ram_mb, room.ram_mb)
     for name, amount in request.named:
         free = len(room.named.get(name, ()))

@@ -288,7 +288,7 @@ def _worker_row(queue: Queue, worker: Worker, now: Now) -> m.WorkerRow:
     room = worker.room(node, now.steady)
     running = sorted(a.job for a in node.attempts.values() if a.started_wall is not None)
     offered = sorted(a.job for a in node.attempts.values() if a.started_wall is None)
-    state, note = _worker_state(queue, worker, now)
+    state, note = worker_state(queue, worker, now)
     return m.WorkerRow(
         id=worker.id,
         name=record.name,
@@ -309,7 +309,8 @@ def _worker_row(queue: Queue, worker: Worker, now: Now) -> m.WorkerRow:
     )
 
 
-def _worker_state(queue: Queue, worker: Worker, now: Now) -> tuple[m.WorkerState, str]:
+def worker_state(queue: Queue, worker: Worker, now: Now) -> tuple[m.WorkerState, str]:
+    """The word for how a worker stands, and a remark for people."""
     node = queue.node(worker.id)
     closed = worker.closed(node, now.steady)
     if worker.is_silent:

@@ -190,6 +190,8 @@ class ReadOutput(Message, frozen=True, kw_only=True):
     stream: Stream = "stdout"
     offset: Amount = 0
     follow: bool = False
+    attempt: Amount = 0
+    """With ``follow``: the attempt whose output was read up to ``offset``; of another one all is sent. 0: not known."""
 
 
 class StopReading(Message, frozen=True, kw_only=True):
@@ -202,6 +204,16 @@ class ServerInfo(Message, frozen=True, kw_only=True):
     """Answered by `Info`."""
 
     seq: int
+
+
+class Backup(Message, frozen=True, kw_only=True):
+    """Copy the server's state to a file of its machine. Answered by `BackedUp`; taken at the local socket only."""
+
+    seq: int
+    path: OsText
+    """Absolute."""
+    force: bool = False
+    """Replace a file that is there."""
 
 
 # === server → client =================================================================================================
@@ -442,6 +454,28 @@ class Info(Message, frozen=True, kw_only=True):
     started_wall: float
     read_only: str = ""
     """Why the server accepts nothing at the moment; empty: it does."""
+    now_wall: float | None = None
+    """UTC seconds on the server's clock when it answered: clocks are compared by it, nothing depends on it."""
+    secrets: tuple[str, ...] = ()
+    """Fingerprints of the secrets that it accepts, the present one first."""
+    old_secret_workers: tuple[str, ...] = ()
+    """Names of the workers that are connected by another than the present one."""
+
+
+class BackedUp(Message, frozen=True, kw_only=True):
+    """Answer to `Backup`: comes several times while the copy is made; the last, with ``end``, says that it is whole."""
+
+    seq: int
+    path: OsText = ""
+    done_bytes: int = 0
+    total_bytes: int = 0
+    live: int = 0
+    """Jobs in it that are not over."""
+    finished: int = 0
+    next_job: int = 0
+    """The id that the next job would have got."""
+    note: str = ""
+    end: bool = True
 
 
 # === worker → server =================================================================================================
@@ -671,6 +705,7 @@ FromClient: TypeAlias = (
     | ReadOutput
     | StopReading
     | ServerInfo
+    | Backup
 )
 ToClient: TypeAlias = (
     Welcome
@@ -688,6 +723,7 @@ ToClient: TypeAlias = (
     | ResourceList
     | Output
     | Info
+    | BackedUp
     | Goodbye
 )
 FromWorker: TypeAlias = (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from kueue import __version__
+from kueue import __version__, clock
 from kueue.core import queries
 from kueue.core.engine import Engine
 from kueue.core.facts import FinishedJob, Kind
@@ -24,6 +24,7 @@ from kueue.core.state import Job
 from kueue.errors import Bug, UserError
 from kueue.model import Now
 from kueue.protocol import messages as m
+from kueue.server import backup
 from kueue.storage.store import PAGE, Store
 
 if TYPE_CHECKING:
@@ -69,8 +70,13 @@ async def answer(session: Session, question: m.Message) -> None:
                     pid=os.getpid(),
                     started_wall=driver.started_wall,
                     read_only=driver.read_only,
+                    now_wall=clock.wall(),
+                    secrets=driver.secrets,
+                    old_secret_workers=driver.workers_with_old_secret(),
                 )
             )
+        case m.Backup():
+            await backup.answer(session, question)
         case _:
             raise Bug(f"nobody answers a {type(question).__name__}")
 

@@ -37,11 +37,13 @@ from kueue.server.batch import Pending
 from kueue.server.desk import Change, Desk, Look, Read
 from kueue.server.ledger import Broken, Ledger
 from kueue.server.mailbox import Mailbox
+from kueue.server.measures import Measures
 from kueue.server.output import Outputs
 from kueue.server.past import named, rows
 from kueue.server.session import Session
 from kueue.server.timekeeper import Timekeeper, slept
 from kueue.server.upkeep import Upkeep
+from kueue.server.worker_session import WorkerSession
 from kueue.storage.store import Store
 
 T = TypeVar("T")
@@ -69,6 +71,10 @@ class Driver:
         self.mailbox = Mailbox(self.wake)
         self.outputs = Outputs(self)
         self.upkeep = Upkeep(self)
+        self.measures = Measures()
+        self.backing_up = trio.Lock()
+        self.secrets: tuple[str, ...] = ()
+        """Fingerprints of the secrets that count, the present one first."""
         self.idle_since = now().steady
         """Steady seconds of the last message or fact."""
         self._now = now
@@ -97,6 +103,11 @@ class Driver:
         return self._ledger.read_only
 
     @property
+    def is_rebuilding(self) -> bool:
+        """The state is being read from the store; what `engine` shows may be what could not be stored."""
+        return self._ledger.is_rebuilding
+
+    @property
     def is_stopping(self) -> bool:
         return bool(self._stopping)
 
@@ -107,6 +118,7 @@ class Driver:
     async def load(self) -> None:
         """Rebuild the state from the store. Raises `StorageError`."""
         await self._ledger.rebuild()
+        self.measures.began(self.engine)
 
     def opened(self) -> None:
         """The listeners stand open: from now on silence counts."""
@@ -210,6 +222,23 @@ class Driver:
         """New limits and times. Raises `DiskFull` when they would change what is stored and cannot."""
         await self.change(lambda engine, now: engine.reload(settings, now), although_full=True)
         self._ledger.settings = settings
+
+    def renew_secrets(self, secrets: tuple[str, ...]) -> None:
+        """From now on these count; whoever is here by one that does not is sent away."""
+        self.secrets = secrets
+        for session in self.sessions.values():
+            if session.secret and session.secret not in secrets:
+                session.end()
+
+    def workers_with_old_secret(self) -> tuple[str, ...]:
+        """Names of the workers that are here by another secret than the present one, sorted."""
+        return tuple(
+            sorted(
+                session.name
+                for session in self.sessions.values()
+                if isinstance(session, WorkerSession) and session.secret and session.secret not in self.secrets[:1]
+            )
+        )
 
     async def empty(self) -> None:
         """Return when the last session has left."""
@@ -331,14 +360,18 @@ class Driver:
             self._ledger.run(partial(change, self.engine, self._now()))
 
     async def _commit(self) -> None:
+        began = self._now().steady
         if self._ledger.pending.facts:
-            self.idle_since = self._now().steady
+            self.idle_since = began
         try:
             stored = await self._ledger.commit()
         except DiskFull as error:
             self._ledger.became_full(error)
             await self._throw_away(DiskFull(outage.NOTHING_ACCEPTED, hint=outage.HINT))
         else:
+            if stored.facts:
+                self.measures.commit.observe(self._now().steady - began)
+            self.measures.stored(stored, self.engine)
             self._tell(stored)
 
     def _tell(self, stored: Pending) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +14,12 @@ import trio
 
 from kueue import __version__, config, identity, log, places
 from kueue.config import Config
-from kueue.errors import EXIT_OWN_FAILURE, ConfigError, KueueError
-from kueue.server import recovery
+from kueue.errors import EXIT_CANCELED, EXIT_OWN_FAILURE, ConfigError, KueueError, UsageError
+from kueue.server import copies, recovery, restore
 from kueue.server.service import Service
 from kueue.storage.sqlite import SqliteStore
 
-SECTIONS = ("server_settings", "global_resources")
+SECTIONS = ("server_settings", "global_resources", "metrics_settings")
 UP_VARIABLE = "KUEUE_UP"
 """Set to 1 by `kueue up`: a person stands behind this start although there is no terminal."""
 
@@ -34,19 +35,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _complain(error, trace=options.debug)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        sys.exit(0)
+        sys.exit(EXIT_CANCELED if options.backup or options.restore else 0)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kueue_server",
         description="The server of kueue: owns the queue, gives jobs to workers. Runs until it is told to stop.",
-        epilog="Example: kueue_server --config ~/.config/kueue/config.toml",
+        epilog="Examples: kueue_server --config ~/.config/kueue/config.toml; kueue_server --backup ~/queue.backup",
     )
     parser.add_argument("-c", "--config", metavar="PATH", help="settings file (default: ~/.config/kueue/config.toml)")
     parser.add_argument("-V", "--version", action="version", version=f"kueue_server {__version__}")
     parser.add_argument(
         "--recover", action="store_true", help="save what can be read of a damaged state into a new one, then exit"
+    )
+    parser.add_argument(
+        "--backup", metavar="FILE", help="copy the state to a new file, then exit; the server may run meanwhile"
+    )
+    parser.add_argument(
+        "--restore", metavar="FILE", help="make a backup the state, then exit; what is there is moved aside"
+    )
+    parser.add_argument("--force", action="store_true", help="let --backup replace a file that exists")
+    parser.add_argument(
+        "--log-file", metavar="PATH", help="log to this file, too; at 1 MiB it becomes PATH.1, of which one is kept"
     )
     parser.add_argument("--take-over", action="store_true", help="use a state directory that another host has used")
     parser.add_argument("--debug", action="store_true", help="show a traceback with errors")
@@ -62,7 +73,17 @@ def _complain(error: KueueError, *, trace: bool) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    settings = _settings(options.config)
+    if options.backup and options.restore:
+        raise UsageError("--backup and --restore exclude each other.")
+    if options.force and not options.backup:
+        raise UsageError("--force belongs to --backup.")
+    is_for_once = bool(options.backup or options.restore or options.recover)
+    settings = _settings(options.config, may_make=not is_for_once)
+    if options.log_file:
+        try:
+            log.to_file(str(Path(options.log_file).expanduser().absolute()))
+        except OSError as error:
+            raise UsageError(f"--log-file {options.log_file} cannot be written: {error.strerror}.") from error
     log.start(settings.common.log_level)
     for warning in settings.warnings:
         _log.warning("%s", warning)
@@ -71,9 +92,15 @@ def _run(options: argparse.Namespace) -> int:
         _log.warning("%s", where.remark)
     kept = where.keep()
     try:
+        if options.backup:
+            return copies.take(where, options.backup, force=options.force)
         with places.lock_exclusive(where.server_lock, "A kueue server"):
             if options.recover:
                 return recovery.recover(Path(where.server))
+            if options.restore:
+                return restore.restore(where, options.restore, take_over=options.take_over)
+            # Before the service hears signals: a reload that comes now has nothing to reload, and must not end us.
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
             _allow_many_connections()
             known = identity.identities(
                 settings.common.shared_secret, settings.common.shared_secret_previous, where.cache
@@ -90,12 +117,12 @@ def _run(options: argparse.Namespace) -> int:
         os.close(kept)
 
 
-def _settings(path: str | None) -> Config:
+def _settings(path: str | None, *, may_make: bool) -> Config:
     """The settings; a new file is made only when a person is there to read that it was."""
     loaded = config.load(path, SECTIONS)
     if loaded.exists:
         return loaded
-    if not (sys.stderr.isatty() or os.environ.get(UP_VARIABLE) == "1"):
+    if not may_make or not (sys.stderr.isatty() or os.environ.get(UP_VARIABLE) == "1"):
         raise ConfigError(
             f"There is no settings file {loaded.path}.",
             hint="Copy that of the lab, or start kueue_server once in a terminal to get a new one.",

@@ -308,7 +308,11 @@ class _Follower:
         return self._offset < piece.size
 
     def _change_attempt(self, offer: int, attempt: int) -> None:
-        if self._offer is not None and offer != self._offer:
+        is_other = offer != self._offer
+        if self._offer is None:
+            # The reader may have read an earlier attempt over a connection that was lost.
+            is_other = 0 < self._question.attempt != attempt
+        if is_other:
             self._offset = 0
             self._remark(f"attempt {attempt} of the job: the output begins anew")
         self._offer, self._attempt = offer, attempt

@@ -9,7 +9,7 @@ from kueue import log
 from kueue.errors import UserError
 from kueue.storage.salvage import salvage
 
-_COMPANIONS = ("", "-wal", "-shm", "-journal")
+COMPANIONS = ("", "-wal", "-shm", "-journal")
 """SQLite's own files of one database; they belong together."""
 
 _log = log.logger("server")
@@ -29,7 +29,7 @@ def recover(directory: Path) -> int:
     draft = directory / f"recovered-{stamp}.sqlite"
     saved = salvage(source, draft, wall=time.time())
     aside = f"{source.name}.damaged-{stamp}"
-    for suffix in _COMPANIONS:
+    for suffix in COMPANIONS:
         companion = source.with_name(source.name + suffix)
         if companion.exists():
             companion.rename(directory / (aside + suffix))

@@ -19,13 +19,15 @@ from kueue.config import Config
 from kueue.core.settings import Settings
 from kueue.errors import KueueError
 from kueue.server.driver import Driver
+from kueue.server.http import Window
+from kueue.server.recovery import state_file
 from kueue.server.session import greet
 from kueue.storage.store import Store
 
 STOP_SECONDS = 9.0
 """An orderly stop takes no longer, whatever the disk does; service managers lose patience after ten."""
 LAST_WORDS_SECONDS = 3.0
-RELOADABLE = ("server_settings", "global_resources")
+RELOADABLE = ("server_settings", "global_resources", "metrics_settings")
 
 _log = log.logger("server")
 
@@ -54,10 +56,12 @@ class Service:
         self._identities = list(identities)
         self._driver = Driver(store, engine_settings(settings))
         self._driver.upkeep.interval_seconds = settings.server.maintenance_interval_seconds
+        self._driver.renew_secrets(_fingerprints(identities))
         self._entrance = net.Entrance(identities, partial(greet, self._driver))
+        self._window = Window(self._driver, self._entrance, state_file(Path(where.server)), settings.metrics)
         self._port = settings.common.server_port
-        self._sockets: set[str] = set()
-        """Paths of the local sockets that are served."""
+        self._sockets: dict[str, trio.CancelScope] = {}
+        """Paths of the local sockets that are served, each with what ends it."""
 
     async def run(self) -> None:
         """Until SIGTERM or SIGINT. Raises `KueueError` for what makes serving impossible."""
@@ -73,6 +77,7 @@ class Service:
                         nursery.start_soon(self._hear_signals, signals, nursery)
                         nursery.start_soon(self._say_alive)
                         nursery.start_soon(self._look_at_name)
+                        nursery.start_soon(self._window.run)
                         await self._driver.run()
                         await self._see_off()
                     except KueueError as error:
@@ -99,8 +104,12 @@ class Service:
 
     async def _serve_locally(self, nursery: trio.Nursery) -> None:
         """A local socket for each secret that counts; the command finds it by the secret's fingerprint."""
-        for known in self._identities:
-            path = self._places.server_socket(self._port, known.fingerprint)
+        paths = [self._places.server_socket(self._port, known.fingerprint) for known in self._identities]
+        for path in set(self._sockets) - set(paths):
+            self._sockets.pop(path).cancel()
+            with suppress(OSError):
+                Path(path).unlink()  # noqa: ASYNC240  tiny, local
+        for path in paths:
             if path in self._sockets:
                 continue
             address, descriptor = places.socket_address(path)
@@ -112,8 +121,12 @@ class Service:
             finally:
                 if descriptor >= 0:
                     os.close(descriptor)
-            self._sockets.add(path)
-            nursery.start_soon(self._entrance.serve, [], listener)
+            self._sockets[path] = scope = trio.CancelScope()
+            nursery.start_soon(self._serve_one, listener, scope)
+
+    async def _serve_one(self, listener: trio.SocketListener, scope: trio.CancelScope) -> None:
+        with scope:
+            await self._entrance.serve([], listener)
 
     def _remove_sockets(self) -> None:
         """Those of earlier starts and ports; the lock says that nobody serves them."""
@@ -171,7 +184,9 @@ class Service:
         old, self._settings = self._settings, new
         self._identities = list(identities)
         self._entrance.renew(identities)
+        self._driver.renew_secrets(_fingerprints(identities))
         self._driver.upkeep.interval_seconds = new.server.maintenance_interval_seconds
+        self._window.renew(new.metrics)
         log.start(new.common.log_level)
         for warning in new.warnings:
             _log.warning("%s", warning)
@@ -212,6 +227,10 @@ def name_remark(name: str, addresses: Sequence[str], is_ours: Callable[[str], bo
     if any(is_ours(address) for address in addresses):
         return ""
     return "which is not this host: workers and commands will not come here"
+
+
+def _fingerprints(identities: Sequence[identity.Identity]) -> tuple[str, ...]:
+    return tuple(one.fingerprint for one in identities)
 
 
 def _read_again(path: str) -> Config:

@@ -37,6 +37,10 @@ class Session(ABC):
     """What client and worker sessions have in common. `run` lives as long as the connection."""
 
     is_worker = False
+    is_local = False
+    """The peer is a process of this account on this machine."""
+    secret = ""
+    """Fingerprint of the secret that the peer proved; empty at the local socket."""
 
     def __init__(self, driver: Driver, stream: MessageStream[Any]) -> None:
         self.driver = driver
@@ -144,10 +148,14 @@ async def greet(driver: Driver, stream: MessageStream[Any], first: Sequence[m.Me
     elif stray is not None:
         raise ProtocolError(f"A {type(stray).__name__} came behind a {type(hello).__name__}.")
     elif isinstance(hello, m.ClientHello):
-        await ClientSession(driver, stream.speaking(codec.from_client)).run(rest)
+        command = ClientSession(driver, stream.speaking(codec.from_client))
+        command.is_local, command.secret = peer.uid is not None, peer.secret
+        await command.run(rest)
     else:
         # Whether it is taken in is for the engine to decide.
-        await WorkerSession(driver, stream.speaking(codec.from_worker), hello.name).run(first)
+        worker = WorkerSession(driver, stream.speaking(codec.from_worker), hello.name)
+        worker.secret = peer.secret
+        await worker.run(first)
 
 
 def _other_version(hello: m.ClientHello | m.WorkerHello) -> m.Sorry:

@@ -8,6 +8,7 @@ import time
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 
 import msgspec
 
@@ -22,8 +23,9 @@ from kueue.core.facts import (
     NodeChanged,
     RequestAnswered,
 )
-from kueue.errors import Bug, StorageError
+from kueue.errors import Bug, StorageError, UserError
 from kueue.model import kind_of
+from kueue.storage.backup import Copy, Plan
 from kueue.storage.limits import EVENTS_KEPT, EVENTS_KEPT_SECONDS, REQUESTS_KEPT_SECONDS
 from kueue.storage.plan import NewRange, folded, plan
 from kueue.storage.store import PAGE, Batch, Event
@@ -198,6 +200,13 @@ class MemoryStore:
         kept = self._events[-EVENTS_KEPT:]
         fresh = next((at for at, event in enumerate(kept) if event.wall >= now - EVENTS_KEPT_SECONDS), len(kept))
         self._events = kept[fresh:]
+
+    @property
+    def path(self) -> Path:
+        return Path("/nonexistent")
+
+    def begin_copy(self, plan: Plan) -> Copy:
+        raise UserError(f"There is nothing to copy to {plan.target}: this state lies in memory.")
 
     def close(self) -> None:
         """Nothing to let go of: the record stays, as a file would."""

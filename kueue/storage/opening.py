@@ -93,6 +93,28 @@ def connect(wanted: Wanted) -> sqlite3.Connection:
     return connection
 
 
+def check_header(path: Path) -> None:
+    """Raises `StorageError` unless this is a state file of kueue, of a format that we know. The file is only read."""
+    _look_at_header(Wanted(path, is_network=False, host=Host("", ""), take_over=True))
+
+
+def open_to_copy(path: Path) -> sqlite3.Connection:
+    """The only connection to a file that shall be copied as it is: whatever its format up to ours, and its host.
+
+    Raises `StorageError` if another server has it, or it is newer or no state of kueue.
+    """
+    check_header(path)
+    connection = _connect(path, "rw")
+    try:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.execute("BEGIN EXCLUSIVE")
+        connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        connection.close()
+        raise StorageError(f"{path} cannot be read: {error}", hint=f"It was left as it is. {RECOVER}") from error
+    return connection
+
+
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
     # A second server shall hear at once that it is the second; two that start together look at the file for some
     # milliseconds, and one of them shall win.

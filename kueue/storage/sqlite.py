@@ -25,7 +25,7 @@ import msgspec
 from kueue.core.facts import Aggregates, AnyFact, FinishedJob, JobsFolded, JobsSubmitted, Kind
 from kueue.errors import Bug, DiskFull, StorageError
 from kueue.model import kind_of
-from kueue.storage import rows, schema
+from kueue.storage import backup, rows, schema
 from kueue.storage.blobs import Blobs
 from kueue.storage.history import History
 from kueue.storage.limits import BALLAST_BYTES, EVENTS_KEPT, EVENTS_KEPT_SECONDS, REQUESTS_KEPT_SECONDS
@@ -352,6 +352,10 @@ class SqliteStore:
     def _drop_below(self, table: str, seq: int) -> None:
         query = f"DELETE FROM {table} WHERE seq IN (SELECT seq FROM {table} WHERE seq < ? ORDER BY seq LIMIT ?)"  # noqa: S608  # only constants are put in
         self._connection.execute(query, (seq, TIDY_ROWS))
+
+    def begin_copy(self, plan: backup.Plan) -> backup.Copy:
+        with self._translated():
+            return backup.Copy(self._connection, self._path, plan)
 
     def close(self) -> None:
         if self._is_closed:

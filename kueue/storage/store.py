@@ -9,12 +9,14 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from msgspec import Struct
 
 from kueue.core.facts import Aggregates, AnyFact, FinishedJob, Kind
 from kueue.core.story import Event
+from kueue.storage.backup import Copy, Plan
 
 __all__ = ["PAGE", "Batch", "Event", "Store"]
 
@@ -83,5 +85,12 @@ class Store(Protocol):
 
     def tidy(self) -> None:
         """Upkeep for idle moments, in portions: checkpoint, old events and answers, room given back to the disk."""
+
+    @property
+    def path(self) -> Path:
+        """The file that holds it all."""
+
+    def begin_copy(self, plan: Plan) -> Copy:
+        """A backup in the making; its `step` is a call to the store like any other. Raises `UserError`."""
 
     def close(self) -> None: ...

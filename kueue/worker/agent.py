@@ -154,6 +154,11 @@ class Agent:
         return self._guard.timeout_seconds if self._was_told else None
 
     @property
+    def lease_until(self) -> float | None:
+        """Boottime at which attempts that may be given away are paused if nothing comes; None: no server has said."""
+        return self._guard.deadline
+
+    @property
     def cleanup_after_seconds(self) -> float | None:
         """Age at which kept output of acknowledged attempts may be dropped; None until a server has said it."""
         return self._welcome.cleanup_after_seconds if self._welcome else None

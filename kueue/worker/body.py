@@ -84,6 +84,8 @@ class Body:
     on_welcome: Callable[[], None] = lambda: None
     was_welcome: bool = False
     """The present or last session was taken in."""
+    sessions: int = 0
+    """Sessions that were taken in."""
     _session: Session | None = None
     _nursery: trio.Nursery | None = None
     _load: LoadOfJobs = field(default_factory=LoadOfJobs)
@@ -160,6 +162,7 @@ class Body:
             self._seen_off.set()
         if self.agent.is_welcome and not self.was_welcome:
             self.was_welcome = True
+            self.sessions += 1
             self.on_welcome()
 
     async def say_goodbye(self) -> None:
@@ -279,6 +282,12 @@ class Body:
         figures = machine.measure()
         self._ours = Ours(self._load.ghost, self._load.running, self._ours.ram_mb)
         self.agent.measured(machine.load(self.settings, figures, self._ours), machine.totals(self.settings, figures))
+
+    def reconnect(self, why: str) -> None:
+        """End the session, if there is one, for a new one to begin; jobs do not notice."""
+        if self._session is not None:
+            self._session.close = Close(why)
+            self._session.stream.drop()
 
     def reconfigure(self, settings: MachineSettings) -> None:
         """New limits, from now on."""

@@ -38,6 +38,11 @@ class Address:
     port: int
     identities: Sequence[identity.Identity]
 
+    def is_other(self, address: Address) -> bool:
+        """Another server or other secrets; with two of them the connection may be by either, which counts as other."""
+        ours, theirs = ([one.fingerprint for one in some.identities] for some in (self, address))
+        return (self.host, self.port, ours) != (address.host, address.port, theirs) or len(theirs) > 1
+
     @property
     def name(self) -> str:
         return f"{self.host}:{self.port}"

@@ -23,11 +23,12 @@ import trio
 
 from kueue import __version__, clock, config, identity, log, notify, places
 from kueue.errors import ConfigError, KueueError
-from kueue.worker import machine
+from kueue.worker import machine, presence
 from kueue.worker.agent import Agent, AgentSettings
 from kueue.worker.body import LOCK_LEASE_SECONDS, Body
 from kueue.worker.connection import Address, keep_connected
 from kueue.worker.environment import Account, base_environment
+from kueue.worker.http import Window
 from kueue.worker.identity_file import own_identity
 from kueue.worker.machine import MachineSettings
 from kueue.worker.runner_link import RunnerSet
@@ -35,7 +36,7 @@ from kueue.worker.scope import Scopes
 from kueue.worker.spool import Spool
 
 PROGRAM = "kueue_worker"
-SECTIONS = ("worker_settings",)
+SECTIONS = ("worker_settings", "metrics_settings")
 LONGEST_WAIT_SECONDS = 30.0
 STOP_SECONDS = 8.0
 NAME_MAX = 255
@@ -48,13 +49,15 @@ _log = log.logger("worker")
 class Program:
     """One worker process."""
 
-    def __init__(self, config_path: str | None, name: str) -> None:
+    def __init__(self, config_path: str | None, name: str, log_file: str = "") -> None:
         self._path = config_path
         self._named = name
+        self._log_file = log_file
         self._cache: str | None = None
         self._stopped = trio.Event()
         self._hurry = trio.Event()
         self._body: Body | None = None
+        self._window: Window | None = None
         self._address: Address | None = None
 
     async def run(self) -> None:
@@ -107,7 +110,9 @@ class Program:
                 what,
                 pause,
             )
-            await self._pause(pause)
+            # To wait for the file is no failure to start, and it may take days.
+            notify.notify(notify.READY, notify.ALIVE, f"STATUS=waiting for {settings.path}")
+            await self._pause(min(pause, notify.watchdog_seconds() or pause))
             pause = min(LONGEST_WAIT_SECONDS, 2 * pause)
         return None
 
@@ -140,14 +145,20 @@ class Program:
         notify.reloading()
         try:
             settings = self._load()
-            self._address = await self._address_of(settings)
+            before, self._address = self._address, await self._address_of(settings)
         except KueueError as error:
             _log.error("the configuration stays as it was: %s %s", error, error.hint)
         else:
             body.agent.configure(lambda before: _changeable(before, settings), clock.boottime())
             body.spool.limit_mb = settings.worker.output_limit_mb
             body.reconfigure(machine_settings(settings))
+            if self._window is not None:
+                self._window.renew(settings.metrics.worker_bind)
             _log.info("configuration read again from %s", settings.path)
+            if before is None or before.is_other(self._address):
+                # Proven anew, in a rotation also when nothing changed here: the server may have got the new secret
+                # since we came, and is asked who is still there by the old one.
+                body.reconnect("the settings were read again")
         notify.notify(notify.READY)
 
     # --- life --------------------------------------------------------------------------------------------------------
@@ -164,6 +175,7 @@ class Program:
         folder = place.worker(name)
         try:
             with places.lock_exclusive(f"{folder}/lock", f"The worker {name}"):
+                presence.note_version(folder)
                 os.chdir("/")
                 await self._work(settings, place, name, folder)
         finally:
@@ -197,9 +209,11 @@ class Program:
         )
         spool = Spool(f"{folder}/spool", settings.worker.output_limit_mb)
         body = Body(agent, runners, spool, machine_settings(settings), lock, self._welcomed)
+        window = self._window = Window(body, settings.metrics.worker_bind)
         self._address = await self._address_of(settings)
         async with trio.open_nursery() as nursery:
             await nursery.start(body.run)
+            nursery.start_soon(window.run)
             self._body = body
             await runners.open(nursery)
             body.begin()
@@ -235,6 +249,8 @@ class Program:
         script = Path(sys.argv[0])
         start = [str(script.absolute())] if script.name == PROGRAM else ["-m", "kueue.worker.main"]
         command = [sys.executable, *start, "--name", name]
+        if self._log_file:
+            command += ["--log-file", self._log_file]
         return [*command, "--config", self._path] if self._path else command
 
 

@@ -222,6 +222,11 @@ class RunnerSet:
                 for runner in list(self._runners.values()):
                     await self._to(runner, order)
 
+    @property
+    def up(self) -> int:
+        """Runners that answer."""
+        return sum(self._is_well(runner) for runner in self._runners.values())
+
     def attempts(self) -> tuple[AttemptState, ...]:
         """How every attempt stands that no runner was told to forget; ``unknown`` where the runner does not answer.
 

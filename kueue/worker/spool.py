@@ -66,6 +66,8 @@ class Spool:
         """Per stream; 0: none."""
         self.remark = ""
         """Why the limit cannot be kept, once that is known."""
+        self.punched_bytes = 0
+        """Taken out by the limit since this was made."""
 
     def _folder(self, offer: int) -> str:
         return f"{self.root}/{offer}"
@@ -198,6 +200,7 @@ class Spool:
             return
         try:
             punch(handle, start, end - start)
+            self.punched_bytes += max(0, found.st_blocks - os.fstat(handle).st_blocks) * 512
         except OSError as error:
             if error.errno not in {errno.EOPNOTSUPP, errno.ENOSYS}:
                 raise

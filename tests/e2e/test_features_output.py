@@ -114,7 +114,9 @@ def test_follow_waits_for_the_start_streams_and_exits_like_the_job(lab):
     lab.until(lambda: gate.begun, "it waits")
     begin = time.monotonic()
     gate.open()
-    assert read_line(follower.stderr, but=b"std") == b"two\n"  # remarks, such as that the job is held, stand there too
+    assert (
+        read_line(follower.stderr, but=b"the job") == b"two\n"
+    )  # remarks, such as that the job is held, stand there too
     assert time.monotonic() - begin < 2
     lab.until(lambda: second.begun, "it waits again")
     second.open()

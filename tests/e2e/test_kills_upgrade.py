@@ -33,7 +33,8 @@ def wheel(folder: Path, version: str) -> Path:
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    shutil.copytree(ROOT / "kueue", source / "kueue", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("kueue", "ops", "completions", "systemd-user"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     package = source / "kueue" / "__init__.py"
     text, count = re.subn(r'__version__ = ".*"', f'__version__ = "{version}"', package.read_text())
     assert count == 1

@@ -46,10 +46,13 @@ class NoHost(Exception):
 class Host:
     """One booted host. Raises `NoHost` when it cannot be."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, host_name: str = "", shared: Path | None = None, network: str = "") -> None:
+        """`host_name`, `shared`: if not its own; `network`: the path of a network namespace, else it has only loopback."""
         self.name = f"kueue{uuid.uuid4().hex[:8]}"
+        self.host_name = host_name or self.name
         self.folder = folder
-        self.shared = folder / "home"
+        self.shared = shared or folder / "home"
+        self.network = network
         self.cgroups = [Path(place, self.name) for place in _cgroup_roots()]
         self.nspawn: subprocess.Popen[bytes] | None = None
         self.leader = 0
@@ -95,7 +98,7 @@ class Host:
     def _lay_out(self) -> None:
         self.store = self.folder / "store"
         self.store.mkdir()
-        self.shared.mkdir()
+        self.shared.mkdir(exist_ok=True)
         os.chown(self.shared, UID, UID)
         _must("mount", "-t", "tmpfs", "-o", "mode=755", self.name, str(self.store))
         upper, work, top = (self.store / name for name in ("upper", "work", "root"))
@@ -107,8 +110,8 @@ class Host:
             path.chmod(0o1777 if name.endswith("tmp") else 0o711 if name == "root" else 0o755)
             os.setxattr(path, "trusted.overlay.opaque", b"y")
         files = {
-            "etc/hostname": f"{self.name}\n",
-            "etc/hosts": f"127.0.0.1 localhost {self.name}\n",
+            "etc/hostname": f"{self.host_name}\n",
+            "etc/hosts": f"127.0.0.1 localhost {self.host_name}\n",
             "etc/machine-id": f"{uuid.uuid4().hex}\n",
             "etc/fstab": "",
             "etc/resolv.conf": "",
@@ -133,13 +136,14 @@ class Host:
     def _boot(self) -> None:
         shown = {str(REPOSITORY), *map(os.path.realpath, (sys.prefix, sys.base_prefix)), sys.prefix}
         command = ["systemd-nspawn", "--quiet", "--keep-unit", "--register=no", "--settings=no", "--boot"]
-        command += [f"--machine={self.name}", f"--directory={self.store / 'root'}", "--private-network"]
+        command += [f"--machine={self.name}", f"--directory={self.store / 'root'}", f"--hostname={self.host_name}"]
+        command += [f"--network-namespace-path={self.network}" if self.network else "--private-network"]
         command += ["--link-journal=no", "--resolv-conf=off", "--timezone=off", "--console=read-only"]
         command += [f"--bind={self.shared}:/home/{USER}"]
         command += [f"--bind-ro={path}" for path in sorted(shown) if not path.startswith("/usr")]
         for place in self.cgroups:
             place.mkdir()
-        with (self.folder / "console.log").open("wb") as console:
+        with (self.folder / "console.log").open("ab") as console:
             self.nspawn = subprocess.Popen(
                 _entering(self.cgroups, command),
                 env={"PATH": PATH, "LANG": "C.UTF-8", "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"},
@@ -148,12 +152,24 @@ class Host:
                 stderr=console,
                 start_new_session=True,
             )
+        self._wait_until_up()
+
+    def _wait_until_up(self) -> None:
         end = time.monotonic() + BOOT_SECONDS
         while not (self._find_leader() and self._is_up()):
-            if self.nspawn.poll() is not None or time.monotonic() > end:
+            if self.nspawn is None or self.nspawn.poll() is not None or time.monotonic() > end:
                 said = (self.folder / "console.log").read_text(errors="replace")[-3000:]
                 raise NoHost(f"a container with systemd does not boot here: {said}")
             time.sleep(0.05)
+
+    def reboot(self) -> None:
+        """An orderly reboot; returns when the host is up again. What was written to its disk is there."""
+        assert self.nspawn is not None
+        self.root("systemctl", "--no-block", "poweroff")
+        self.nspawn.wait(BOOT_SECONDS)
+        self.leader = 0
+        self._remove_cgroups()
+        self._boot()
 
     def _find_leader(self) -> bool:
         """Its process 1, as it is numbered out here."""
@@ -205,16 +221,19 @@ class Host:
             if self.nspawn.poll() is None:
                 self.nspawn.kill()
                 self.nspawn.wait()
-        for place in self.cgroups:
-            for path, _, _ in os.walk(place, topdown=False):
-                with contextlib.suppress(OSError):
-                    os.rmdir(path)
+        self._remove_cgroups()
         for path in (self.store / "root", self.store):
             if path.is_mount():
                 subprocess.run(["umount", "-l", str(path)], check=True)
         for place in ("propagate", "unix-export"):
             with contextlib.suppress(OSError):
                 os.rmdir(f"/run/systemd/nspawn/{place}/{self.name}")
+
+    def _remove_cgroups(self) -> None:
+        for place in self.cgroups:
+            for path, _, _ in os.walk(place, topdown=False):
+                with contextlib.suppress(OSError):
+                    os.rmdir(path)
 
 
 def install() -> None:

@@ -33,6 +33,8 @@ class Lab:
         self.settings: dict[str, dict[str, object]] = {
             "common_settings": {"shared_secret": SECRET, "server_name": "127.0.0.1", "server_port": self.port},
             "server_settings": {"bind_addresses": "127.0.0.1"},
+            # Its default is one port for all; tests of figures choose one.
+            "metrics_settings": {"server_bind": ""},
             # What else runs on the machine that tests must not decide whether a job starts.
             "worker_settings": {"dynamic_check_free_resources": False, "cores": 16, "ram_mb": 64000},
         }

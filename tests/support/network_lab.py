@@ -39,10 +39,10 @@ def ip(*words: str) -> None:
 
 
 class Network:
-    """A switch and the hosts on it; names are of this process alone."""
+    """A switch and the hosts on it; names are of this process alone, with `prefix` of this network."""
 
-    def __init__(self) -> None:
-        self.prefix = f"kq{os.getpid()}"
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix or f"kq{os.getpid()}"
         self.switch = f"{self.prefix}sw"
         self.hosts: dict[str, str] = {}
         ip("netns", "add", self.switch)
@@ -51,12 +51,16 @@ class Network:
         ip("-n", self.switch, "link", "set", "sw", "address", "02:00:00:00:00:fe", "up")
 
     def add(self, host: str) -> str:
-        """A new host; its address."""
-        space, address = self.space(host), f"10.211.0.{len(self.hosts) + 1}"
+        """A new host, or one that was removed; its address."""
+        known = self.hosts.get(host)
+        space, address = self.space(host), known or f"10.211.0.{len(self.hosts) + 1}"
         ip("netns", "add", space)
         self.hosts[host] = address
         ip("-n", space, "link", "set", "lo", "up")
-        ip("-n", space, "link", "add", "eth", "type", "veth", "peer", "name", host, "netns", self.switch)
+        # One that comes back has the card that it had: the others remember its number for a while.
+        card = f"02:00:00:00:00:{int(address.rpartition('.')[2]):02x}"
+        ends = ["eth", "address", card, "type", "veth", "peer", "name", host, "netns", self.switch]
+        ip("-n", space, "link", "add", *ends)
         ip("-n", space, "address", "add", f"{address}/24", "dev", "eth")
         ip("-n", space, "link", "set", "eth", "up")
         ip("-n", self.switch, "link", "set", host, "master", "sw", "up")
@@ -64,6 +68,18 @@ class Network:
 
     def space(self, host: str) -> str:
         return f"{self.prefix}{host}"
+
+    def remove(self, host: str) -> None:
+        """The host and all its connections, of which nobody hears; `add` brings it back."""
+        ip("-n", self.switch, "link", "del", host)
+        ip("netns", "del", self.space(host))
+
+    def unplug(self, host: str) -> None:
+        """Its cable is out: the host itself sees that."""
+        ip("-n", self.switch, "link", "set", host, "down")
+
+    def plug(self, host: str) -> None:
+        ip("-n", self.switch, "link", "set", host, "up")
 
     def cut(self, host: str) -> None:
         ip("-n", self.switch, "link", "set", host, "nomaster")

@@ -63,6 +63,8 @@ class ServerProgram:
         self.more_environ: dict[str, str] = {}
         self._sockets: list[socket.socket] = []
         self.secret = secret
+        self.figures = ""
+        """Where /metrics is shown; its default is one port for all tests."""
         self.settings: dict[str, object] = {"bind_addresses": "127.0.0.1", "worker_timeout_seconds": 30}
         self.settings.update(server_settings)
         self.write_config()
@@ -78,6 +80,7 @@ class ServerProgram:
             lines.append(f'shared_secret_previous = "{previous}"')
         lines.append("[server_settings]")
         lines += [f"{key} = {repr(value).replace(chr(39), chr(34))}" for key, value in self.settings.items()]
+        lines += ["[metrics_settings]", f'server_bind = "{self.figures}"']
         if resources is not None:
             lines += ["[global_resources]", *(f"{name} = {total}" for name, total in resources.items())]
         self.config.write_text("\n".join(lines) + "\n")

@@ -123,6 +123,15 @@ def test_a_server_that_is_away_ends_with_1_naming_host_and_port(command):
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
+def test_a_verb_that_only_looks_gives_a_server_that_is_away_up_within_ten_seconds(command):
+    began = time.monotonic()
+    code, out, err = command.run("show-job", "999999")
+    assert (code, out) == (1, "")
+    assert "localhost:9" in err
+    assert 4 < time.monotonic() - began < 10
+
+
 def test_a_missing_configuration_is_written_once_and_privately(command):
     command.config.unlink()
     _, _, err = command.run("list-jobs")

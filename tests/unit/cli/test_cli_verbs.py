@@ -447,6 +447,49 @@ def test_follow_goes_on_where_it_was_after_a_lost_connection(run, peers):
     assert (done.code, done.out) == (3, whole.decode())
 
 
+def test_follow_says_of_which_attempt_it_has_read_so_far(run, peers):
+    asked_of = []
+
+    def script(talk):
+        talk.greet()
+        watch, *streams = talk.hear()
+        asked_of.append([one["attempt"] for one in streams])
+        talk.say({**WATCHING, "seq": watch["seq"]})
+        is_last = len(asked_of) > 1
+        for one in streams:
+            piece = {"type": "Output", "seq": one["seq"], "offset": 0, "data": "YQ==", "attempt": 2, "end": is_last}
+            talk.say(piece)
+        if is_last:
+            talk.say({**ended(3, EXITED_3, 3, 3), "seq": watch["seq"]})
+            talk.hear()
+
+    assert run(peers(script), "follow", "3").code == 3
+    assert asked_of == [[0, 0], [2, 2]]
+
+
+def test_follow_says_once_what_both_streams_say_of_the_job(run, peers):
+    def script(talk):
+        talk.greet()
+        watch, *streams = talk.hear()
+        talk.say({**WATCHING, "seq": watch["seq"]})
+        for note in ("the job is held", "the job is pending", "the job is held"):
+            for one in streams:
+                talk.say({"type": "Output", "seq": one["seq"], "offset": 0, "source": "none", "note": note})
+        for one in streams:
+            talk.say({"type": "Output", "seq": one["seq"], "offset": 0, "note": "3 bytes are cut out", "end": True})
+        talk.say({**ended(3, EXITED_3, 3, 3), "seq": watch["seq"]})
+        talk.hear()
+
+    done = run(peers(script), "follow", "3")
+    assert done.err.splitlines() == [
+        "the job is held",
+        "the job is pending",
+        "the job is held",
+        "stdout: 3 bytes are cut out",
+        "stderr: 3 bytes are cut out",
+    ]
+
+
 def test_follow_of_an_unknown_job_fails_at_once(run, peers):
     def script(talk):
         talk.greet()
@@ -470,4 +513,4 @@ def test_every_verb_that_was_ever_documented_is_there():
     documented = "cmd list-jobs show-job wait-job remove-job clean-jobs list-workers show-worker list-resources"
     assert set(documented.split()) <= set(arguments.VERBS)
     here = Path(submit.__file__).parent
-    assert all((here / f"{verb.handler.partition(':')[0]}.py").exists() for verb in arguments.VERBS.values())
+    assert all((here / f"{verb.handler.partition(':')[0].replace('.', '/')}.py").exists() for verb in arguments.VERBS.values())

@@ -102,6 +102,21 @@ async def test_a_follower_sees_all_from_the_wait_to_the_end_with_the_state():
         nursery.cancel_scope.cancel()
 
 
+async def test_a_follower_that_comes_back_to_another_attempt_begins_anew():
+    async with serving(MemoryStore()) as house, trio.open_nursery() as nursery:
+        client = await house.client()
+        (job,) = await client.submit("x")
+        machine = await running(house, nursery)
+        machine.text = b"all of it\n"
+        seq = client.put(m.ReadOutput, id=job, follow=True, offset=4, attempt=1)
+        assert (await heard(client, seq)).data == b"of it\n"
+        seq = client.put(m.ReadOutput, id=job, follow=True, offset=4, attempt=2)
+        remark = await heard(client, seq)
+        assert (remark.note, remark.offset) == ("attempt 1 of the job: the output begins anew", 0)
+        assert (await heard(client, seq)).data == b"all of it\n"
+        nursery.cancel_scope.cancel()
+
+
 async def test_followers_at_one_place_cost_their_worker_one_look():
     async with serving(MemoryStore()) as house, trio.open_nursery() as nursery:
         (job,) = await (await house.client()).submit("x")

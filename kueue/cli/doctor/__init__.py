@@ -1,0 +1,1 @@
+"""``kueue doctor``: measures this machine (`*_facts`), judges what was measured (`*_verdict`), says what to type."""

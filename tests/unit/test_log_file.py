@@ -1,0 +1,59 @@
+"""The bounded log file."""
+
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+from kueue import log
+
+
+@pytest.fixture
+def path(tmp_path):
+    before = logging.raiseExceptions
+    yield str(tmp_path / "worker.log")
+    log.close_file()
+    logging.getLogger("kueue").handlers.clear()
+    logging.raiseExceptions = before
+
+
+def test_a_log_never_grows_beyond_twice_its_limit(path, tmp_path):
+    log.to_file(path, limit=10_000)
+    log.start("debug")
+    for number in range(10_000):
+        log.logger("x").debug("event %d", number)
+    files = sorted(file.name for file in tmp_path.iterdir())
+    assert files == ["worker.log", "worker.log.1"]
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 20_000
+    assert log.last_words(path) == "event 9999"
+    assert all(file.stat().st_mode & 0o777 == 0o600 for file in tmp_path.iterdir())
+
+
+def test_the_file_stays_when_the_level_changes_and_stderr_has_it_too(path, capsys):
+    log.to_file(path)
+    log.start("info")
+    log.start("error")
+    log.logger("x").error("loud")
+    log.logger("x").info("quiet")
+    assert log.last_words(path) == "loud"
+    assert capsys.readouterr().err.count("loud") == 1
+
+
+def test_a_program_whose_stderr_is_the_file_writes_each_line_once(path, monkeypatch):
+    with open(path, "a") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        log.to_file(path)
+        log.start("info")
+        log.logger("x").info("once")
+    assert Path(path).read_text().count("once") == 1
+
+
+def test_last_words_of_no_file_and_of_an_empty_one_are_none(path):
+    assert log.last_words(path) == ""
+    Path(path).touch()
+    assert log.last_words(path) == ""
+
+
+def test_a_line_without_time_is_told_whole_and_harmless():
+    assert log.bare("Error: no such thing \x1b[31m") == "Error: no such thing \\x1b[31m"
