@@ -8,6 +8,8 @@ import msgspec
 
 SESSION = "kueue_worker"
 """Exact name of the screen session that a worker runs in."""
+UNIT = "kueue-worker.service"
+"""The worker's unit of ``systemd --user``, where one is installed."""
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -42,6 +44,20 @@ class ScreenSession(msgspec.Struct, frozen=True):
 
     pid: int
     is_dead: bool
+    program: str = ""
+    """What runs in it when that is no worker: then it is somebody's, and left alone; empty: ours."""
+
+
+class Service(msgspec.Struct, frozen=True):
+    """`UNIT` on a host whose worker it is for: it runs, has failed, or starts with the machine."""
+
+    state: str
+    """``active``, ``activating``, ``failed``, ``inactive`` and so on, as systemd calls it."""
+    is_enabled: bool
+    pid: int | None
+    """Its main process; None: it has none."""
+    why: str = ""
+    """Why it has none, as far as systemd says; empty: nothing went wrong."""
 
 
 class HostSight(msgspec.Struct, frozen=True):
@@ -68,6 +84,15 @@ class HostSight(msgspec.Struct, frozen=True):
     """Last line of the worker's log when none runs."""
     noted: tuple[str, ...] = ()
     """Remarks worth a line: no screen, linger off where logind ends processes, dead sessions wiped."""
+
+    state_dir: str = ""
+    """Of the worker, on the host; empty: not known."""
+    log_file: str = ""
+    """That a worker started by us writes; empty: not known."""
+    service: Service | None = None
+    """None: the worker there is not for systemd to start."""
+    ends_at_logout: bool = False
+    """logind there ends what a login leaves behind (``KillUserProcesses``)."""
 
 
 class WorkerSight(msgspec.Struct, frozen=True):

@@ -1,0 +1,258 @@
+"""The restart tool at work: rounds for ever in the foreground, or once until every host is settled."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import msgspec
+
+from kueue import clock, log, notify, places
+from kueue.errors import EXIT_REFUSED, KueueError
+from kueue_ops import progress, restart_settings, restart_status
+from kueue_ops.host_care import HostCare, Reach
+from kueue_ops.restart_settings import Laboratory
+from kueue_ops.restart_status import HostStatus, RoundsStatus
+from kueue_ops.rounds import TICK_SECONDS, Rounds
+from kueue_ops.server_view import ServerView, client_of
+
+STOP_SECONDS = 3.0
+"""What is being done on hosts may end in so long after a signal to stop; the whole stop takes less than 5."""
+_YEARS_SECONDS = 1e8
+_STEP_SECONDS = 0.1
+
+_log = log.logger("restart")
+
+
+class Loop:
+    """The endless rounds. `reach_of` makes the way to the hosts of a laboratory."""
+
+    def __init__(self, lab: Laboratory, chosen: Sequence[str], reach_of: Callable[[Laboratory], Reach]) -> None:
+        self._lab = lab
+        self._chosen = chosen
+        self._reach_of = reach_of
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._is_dirty = threading.Event()
+        self._care = HostCare(
+            lab.hosts,
+            _view(lab),
+            reach_of(lab),
+            limits=lab.limits,
+            settings_stamp=lambda: self._lab.stamp,
+            changed=self._changed,
+            hurry=lambda host: self._rounds.look_again(host, 0.0),
+        )
+        self._rounds = Rounds(
+            self._care.check,
+            interval_seconds=lab.interval_seconds,
+            parallel=lab.settings.parallel_hosts,
+            limit_seconds=lab.look_seconds,
+            hung=self._care.hung,
+            failed=self._care.failed,
+        )
+
+    def run(self) -> int:
+        """Returns 0 after a signal to stop; never otherwise. Ends the process itself when threads hang by then."""
+        with self._signals():
+            self._say_what_is_done()
+            self._rounds.start(self._lab.hosts)
+            notify.notify(notify.READY)
+            try:
+                number = self._serve()
+            finally:
+                notify.notify(notify.STOPPING)
+                is_clean = self._rounds.stop(STOP_SECONDS)
+                if not is_clean:
+                    _log.warning("looks that had not ended: %s", " ".join(self._rounds.unfinished) or "abandoned ones")
+                self._write_status()
+        _log.info("stopped by %s", signal.Signals(number).name)
+        if not is_clean:
+            # The interpreter would not wait for them, but what they hold (locks of buffers) may hold it at its end.
+            leave(0)
+        return 0
+
+    def _serve(self) -> int:
+        """Until a signal says stop, whose number is returned."""
+        pause = min(TICK_SECONDS, notify.watchdog_seconds() or TICK_SECONDS)
+        next_tick = clock.steady() + pause
+        while True:
+            left = next_tick - clock.steady()
+            if left <= 0:
+                next_tick = clock.steady() + pause
+                if self._rounds.tick():
+                    notify.notify(notify.ALIVE)
+                continue
+            ready, _, _ = select.select([self._wake_in], [], [], left)
+            received = b""
+            if ready:
+                with contextlib.suppress(BlockingIOError):
+                    received = self._wake_in.recv(256)
+            for number in received:
+                if number in {signal.SIGTERM, signal.SIGINT}:
+                    return number
+                if number == signal.SIGHUP:
+                    self._reread()
+            if self._is_dirty.is_set():
+                # Many hosts change at once; a little later they fit into one writing. A signal meanwhile waits as long.
+                time.sleep(_STEP_SECONDS)
+                self._is_dirty.clear()
+                self._write_status()
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Signals arrive as bytes at `_wake_in`; a handler in Python would run in the middle of anything."""
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+        descriptor = signal.set_wakeup_fd(self._wake_out.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(descriptor)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _reread(self) -> None:
+        notify.reloading()
+        try:
+            lab = restart_settings.load(self._lab.config.path, self._chosen)
+        except KueueError as error:
+            _log.error("the settings stay as they were: %s %s", error, error.hint)
+        else:
+            log.start(lab.config.common.log_level)
+            self._lab = lab
+            care, rounds = self._care, self._rounds
+            care.addresses, care.limits = dict(lab.hosts), lab.limits
+            care.server, care.reach = _view(lab), self._reach_of(lab)
+            rounds.lanes.widen(lab.settings.parallel_hosts, lab.look_seconds)
+            rounds.set_pace(lab.interval_seconds)
+            self._say_what_is_done()
+            rounds.set_hosts(lab.hosts)
+        notify.notify(notify.READY)
+
+    def _say_what_is_done(self) -> None:
+        for remark in self._lab.remarks:
+            _log.warning("%s", remark)
+        hosts = len(self._lab.hosts)
+        pace = self._rounds.interval_seconds / 60
+        _log.info("%d %s, looked at every %g min", hosts, "host" if hosts == 1 else "hosts", pace)
+
+    def _changed(self, _: HostStatus) -> None:
+        if not self._is_dirty.is_set():
+            self._is_dirty.set()
+            with contextlib.suppress(OSError):
+                self._wake_out.send(b"\0")  # no signal has this number
+
+    def _write_status(self) -> None:
+        rows = []
+        now = clock.wall()
+        for host in self._lab.hosts:
+            left = self._rounds.due_in(host)
+            rows.append(
+                msgspec.structs.replace(self._care.status(host), next_wall=None if left is None else now + left)
+            )
+        status = RoundsStatus(os.getpid(), self._lab.config.path, now, self._rounds.interval_seconds, tuple(rows))
+        try:
+            restart_status.write(self._lab.status, status)
+        except (OSError, KueueError) as error:
+            _log.debug("the status could not be written: %s", error)
+        notify.status(f"{sum(row.has_worker for row in rows)} of {len(rows)} hosts have a worker")
+
+
+def once(lab: Laboratory, reach: Reach) -> int:
+    """One round, and further looks at the hosts of which one look does not tell all.
+
+    Prints a line for each host. Returns 0 if all have a worker, else 1.
+    """
+    settled: set[str] = set()
+    is_new = threading.Event()
+
+    def changed(status: HostStatus) -> None:
+        if status.is_settled:
+            settled.add(status.host)
+            is_new.set()
+
+    care = HostCare(
+        lab.hosts,
+        _view(lab),
+        reach,
+        limits=lab.limits,
+        settings_stamp=lambda: lab.stamp,
+        changed=changed,
+        hurry=lambda host: rounds.look_again(host, 0.0),
+    )
+    rounds = Rounds(
+        care.check,
+        interval_seconds=_YEARS_SECONDS,
+        parallel=lab.settings.parallel_hosts,
+        limit_seconds=lab.look_seconds,
+        hung=care.hung,
+        failed=care.failed,
+    )
+    for remark in lab.remarks:
+        _log.warning("%s", remark)
+    with progress.shown("hosts", len(lab.hosts), lab.config.common.log_level) as tell:
+        rounds.start(lab.hosts)
+        told: set[str] = set()
+        while len(told) < len(lab.hosts):
+            is_new.wait(1.0)
+            is_new.clear()
+            for host in sorted(settled - told):
+                told.add(host)
+                tell(host)
+        rounds.stop(0.5)
+    rows = [care.status(host) for host in lab.hosts]
+    _keep(lab, rows)
+    width = max(len(row.host) for row in rows)
+    for row in rows:
+        hint = f" {row.hint}" if row.hint and not row.has_worker else ""
+        print(f"{row.host:<{width}}  {'up  ' if row.has_worker else 'DOWN'}  {row.sentence}{hint}")
+    return 0 if all(row.has_worker for row in rows) else EXIT_REFUSED
+
+
+def _keep(lab: Laboratory, rows: Sequence[HostStatus]) -> None:
+    """For `--status`: the new rows, and what is known of the hosts that were not chosen."""
+    before = restart_status.read(lab.status)
+    others = [row for row in before.hosts if row.host not in lab.hosts] if before else []
+    status = RoundsStatus(os.getpid(), lab.config.path, clock.wall(), lab.interval_seconds, (*rows, *others))
+    try:
+        restart_status.write(lab.status, status)
+    except OSError as error:
+        _log.debug("the status could not be written: %s", error)
+
+
+def lock(lab: Laboratory) -> places.Lock:
+    """Held while this tool runs with these settings on this machine; raises `KueueError` if another one does."""
+    try:
+        return places.lock_exclusive(lab.lock, "kueue_restart_workers")
+    except KueueError as error:
+        pid = places.holder(lab.lock)
+        hint = f"It looks at all hosts now if you type: kill -HUP {pid}" if pid else ""
+        raise KueueError(f"{error}", hint=hint) from error
+
+
+def leave(code: int) -> None:
+    """End the process now, whatever its threads do."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code)
+
+
+def _view(lab: Laboratory) -> ServerView:
+    def tell(sentence: str, hint: str) -> None:
+        if hint or "again" not in sentence:
+            _log.warning("%s", f"{sentence} {hint}".strip())
+        else:
+            _log.info("%s", sentence)
+
+    return ServerView(partial(client_of, lab.config.path), tell)

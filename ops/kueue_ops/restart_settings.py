@@ -1,0 +1,124 @@
+"""What the restart tool reads from the settings: hosts, limits, and where its lock and its status lie."""
+
+from __future__ import annotations
+
+import os
+from binascii import crc32
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from kueue import config, places
+from kueue.config import Config, RestartWorkers
+from kueue.errors import ConfigError, UserError
+from kueue_ops.address import WHERE, HostAddress, duplicates, parse_hosts
+from kueue_ops.remote import START_LIMIT_SECONDS, STOP_LIMIT_SECONDS
+from kueue_ops.restart_policy import Limits
+from kueue_ops.server_view import ANSWER_SECONDS
+
+EXAMPLE = '[restart_workers]\nssh_user = "ada"\nhostnames = "ralab01 ralab02"'
+_SERVER_LEASE_SLACK_SECONDS = 60.0
+
+
+class Laboratory:
+    """The settings at one moment, checked."""
+
+    def __init__(self, loaded: Config, chosen: Sequence[str] = ()) -> None:
+        if loaded.restart_workers is None:
+            raise ConfigError(
+                f"{loaded.path} has no section [restart_workers]."
+                if loaded.exists
+                else f"There is no settings file {loaded.path}.",
+                hint="Add for example:\n" + EXAMPLE,
+            )
+        self.config = loaded
+        self.settings: RestartWorkers = loaded.restart_workers
+        addresses = parse_hosts(self.settings.hostnames)
+        if not addresses:
+            raise ConfigError(f"{loaded.path}: {WHERE} names no host.", hint="For example:\n" + EXAMPLE)
+        known = {address.text: address for address in addresses}
+        self.hosts: dict[str, HostAddress] = _chosen(known, chosen) if chosen else known
+        twice = duplicates(self.settings.hostnames)
+        self.remarks = (
+            *loaded.warnings,
+            *(
+                [f"{WHERE} names hosts more than once; each counts once: {', '.join(dict.fromkeys(twice))}."]
+                if twice
+                else []
+            ),
+        )
+        """Sentences for the log."""
+
+    @property
+    def interval_seconds(self) -> float:
+        return self.settings.sleep_minutes_before_recheck * 60.0
+
+    @property
+    def limits(self) -> Limits:
+        """The patience of the policy."""
+        return Limits(
+            recheck_seconds=self.interval_seconds,
+            stale_seconds=self.config.server.worker_timeout_seconds + _SERVER_LEASE_SLACK_SECONDS,
+        )
+
+    @property
+    def look_seconds(self) -> float:
+        """How long one look with what follows may take before it counts as hung.
+
+        Every step has its own limit; this one is for what escapes them.
+        """
+        connect, command = self.settings.connect_timeout_seconds, self.settings.command_timeout_seconds
+        # A host behind another one is two logins; then a look, perhaps a stop and a start, and the server's word.
+        stop, start = max(STOP_LIMIT_SECONDS, command), max(START_LIMIT_SECONDS, command)
+        return 6 * connect + command + stop + start + 2 * ANSWER_SECONDS
+
+    @property
+    def stamp(self) -> str:
+        """Changes when the settings file does."""
+        try:
+            found = os.stat(self.config.path)  # noqa: PTH116  the state places are strings
+        except OSError:
+            return ""
+        return f"{found.st_mtime_ns} {found.st_size}"
+
+    @property
+    def lock(self) -> str:
+        """Held by the tool that runs with these settings on this machine."""
+        return f"{self._folder}/{self._mark}.lock"
+
+    @property
+    def status(self) -> str:
+        """What the running tool knows of its hosts."""
+        return f"{self._folder}/{self._mark}.json"
+
+    @property
+    def _folder(self) -> str:
+        return places.own_directory(f"{places.find(self.config.common.state_dir).root}/restart_workers")
+
+    @property
+    def _mark(self) -> str:
+        return f"{crc32(os.path.realpath(self.config.path).encode('utf-8', 'surrogateescape')):08x}"
+
+
+def load(path: str | None, chosen: Sequence[str] = ()) -> Laboratory:
+    """The laboratory that the file describes; of its hosts only those that were `chosen`, if any were.
+
+    Raises `ConfigError`, and `UserError` for a chosen host that is none.
+    """
+    return Laboratory(config.load(path, (RestartWorkers.name,)), chosen)
+
+
+def _chosen(known: dict[str, HostAddress], words: Sequence[str]) -> dict[str, HostAddress]:
+    """Hosts in the order of the settings; a word fits as it is written there, or as the bare host name."""
+    wanted = set()
+    for word in words:
+        fits = {text for text, address in known.items() if word in {text, address.host}} or {
+            text for text, address in known.items() if word.lower() == address.host.lower()
+        }
+        if not fits:
+            close = get_close_matches(word, list(known), n=1)
+            raise UserError(
+                f"{word} is none of the hosts in {WHERE}.",
+                hint=f"Did you mean {close[0]}?" if close else f"They are: {' '.join(known)}",
+            )
+        wanted |= fits
+    return {text: address for text, address in known.items() if text in wanted}

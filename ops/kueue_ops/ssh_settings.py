@@ -1,0 +1,205 @@
+"""What ~/.ssh/config and the settings together say about one host: address, login, keys, known hosts, way there.
+
+Rules
+- As ssh(1): the first value obtained counts; the user's file comes before the system's; ``Include`` is followed.
+- The login is that of ``user@host``; else ``ssh_user`` of the settings; else ``User`` of the file; else our own name.
+  A jump host has its own login: ``user@`` in ProxyJump, ``User`` of the file, our own name.
+- An unknown host key is refused. Only ``StrictHostKeyChecking accept-new`` or ``no`` in the file, which somebody wrote
+  there on purpose, takes it, remembers it and says so. A changed key is refused whatever the file says.
+"""
+
+from __future__ import annotations
+
+import getpass
+import glob
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+import paramiko
+
+from kueue_ops.address import HostAddress, parse_host
+from kueue_ops.known_hosts import SSH_PORT, entry_name
+from kueue_ops.trouble import HostTrouble, trouble
+
+USER_CONFIG = "~/.ssh/config"
+SYSTEM_CONFIG = "/etc/ssh/ssh_config"
+DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
+_INCLUDE_DEPTH = 16
+"""As in ssh_config(5)'s implementation: deeper ones go round in circles."""
+_INCLUDE = re.compile(r"\s*include(?:\s*=\s*|\s+)(.+)", re.IGNORECASE)
+_BLOCK = re.compile(r"\s*(?:host|match)(?:\s*=\s*|\s)", re.IGNORECASE)
+
+
+class Target(NamedTuple):
+    """One machine to log in to, all questions answered."""
+
+    name: str
+    """As it was written: what a person types after ``ssh``."""
+    host: str
+    port: int
+    user: str
+    key_files: tuple[Path, ...]
+    """Keys to try; those that are not there are passed over."""
+    only_these_keys: bool
+    """The agent may serve these keys, and no other."""
+    agent: str
+    """Path of the agent's socket; empty: there is none."""
+    known_as: str
+    """Name in the known_hosts files when ``HostKeyAlias`` gives one; else empty."""
+    known_hosts: tuple[Path, ...]
+    """Files; the first is the one to remember keys in."""
+    accepts_new_key: bool
+    jump: tuple[HostAddress, ...]
+    """Hosts to go through, the first one first."""
+    proxy_command: str
+    """Shell command whose standard streams are the connection; empty: none."""
+
+    @property
+    def known_port(self) -> int:
+        """An alias stands for one host key whatever the port (ssh_config(5))."""
+        return SSH_PORT if self.known_as else self.port
+
+    @property
+    def entry(self) -> str:
+        """How known_hosts names it."""
+        return entry_name(self.known_as or self.host, self.known_port)
+
+    @property
+    def command_line(self) -> str:
+        """What a person types to try the same."""
+        port = f"-p {self.port} " if self.port != SSH_PORT else ""
+        return f"ssh {port}{self.user}@{self.name}"
+
+
+class SshConfig:
+    """The text of the configuration files, read once for each connection: it may change while we run."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """`path`: this file alone instead of the user's and the system's, as ``ssh -F``."""
+        files = [path] if path else [Path(USER_CONFIG).expanduser(), Path(SYSTEM_CONFIG)]
+        self._files = files
+        self._text = "\nHost *\n".join("\n".join(_with_includes(file)) for file in files)
+
+    def target(
+        self,
+        address: HostAddress,
+        *,
+        default_user: str = "",
+        key_file: str = "",
+    ) -> Target:
+        """Raises `HostTrouble` if the files cannot be understood."""
+        user = address.user or default_user
+        # Put in front, so that they win, and so that %p, %r and `Match user` see them.
+        first = [
+            "Host *",
+            *([f"Port {address.port}"] if address.port else []),
+            *([f"User {user}"] if user else []),
+        ]
+        try:
+            options = paramiko.SSHConfig.from_text("\n".join([*first, "Host *", self._text])).lookup(address.host)
+            return self._target(address, dict(options), key_file)
+        except HostTrouble:
+            raise
+        # Whatever is wrong with a file of somebody else's grammar is that file's trouble and this host's line.
+        except Exception as error:
+            names = " and ".join(str(file) for file in self._files)
+            raise trouble(
+                "ssh", f"The ssh configuration for {address} cannot be understood: {error}.", f"Look at {names}."
+            ) from error
+
+    @staticmethod
+    def _target(address: HostAddress, options: dict[str, str | list[str] | None], key_file: str) -> Target:
+        def word(key: str, default: str = "") -> str:
+            value = options.get(key)
+            return value.strip() if isinstance(value, str) else default
+
+        user = word("user") or getpass.getuser()
+        host = word("hostname", address.host)
+        named = options.get("identityfile")
+        listed = [file for file in (named if isinstance(named, list) else []) if file.lower() != "none"]
+        keys = [key_file] if key_file else (listed or list(DEFAULT_KEYS))
+        jump = word("proxyjump")
+        return Target(
+            name=address.host,
+            host=host,
+            port=int(word("port", str(SSH_PORT))),
+            user=user,
+            key_files=tuple(Path(file).expanduser() for file in keys),
+            only_these_keys=word("identitiesonly").lower() == "yes",
+            agent=_agent(word("identityagent")),
+            known_as=word("hostkeyalias"),
+            known_hosts=tuple(
+                Path(_expanded(file, host, address.host, user)).expanduser()
+                for file in [
+                    *_files(word("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2")),
+                    *_files(word("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2")),
+                ]
+            ),
+            accepts_new_key=word("stricthostkeychecking").lower() in {"no", "off", "accept-new"},
+            jump=() if jump.lower() in {"", "none"} else tuple(_hop(hop) for hop in jump.split(",")),
+            # ssh_config(5): of the two the one that stands first counts; both in one file is a rarity.
+            proxy_command="" if jump and jump.lower() != "none" else word("proxycommand"),
+        )
+
+
+def _hop(word: str) -> HostAddress:
+    """One hop of ProxyJump: as our own addresses, or an ssh:// URI."""
+    return parse_host(word.strip().removeprefix("ssh://").rstrip("/"))
+
+
+def _agent(setting: str) -> str:
+    """``IdentityAgent``: a path, ``SSH_AUTH_SOCK``, ``$NAME`` or none; without it the environment says."""
+    if setting.lower() == "none":
+        return ""
+    if setting.startswith("$"):
+        return os.environ.get(setting[1:].strip("{}"), "")
+    if setting and setting != "SSH_AUTH_SOCK":
+        return str(Path(setting.replace("%d", str(Path.home()))).expanduser())
+    return os.environ.get("SSH_AUTH_SOCK", "")
+
+
+def _files(setting: str) -> list[str]:
+    return [file for file in shlex.split(setting) if file.lower() != "none"]
+
+
+def _expanded(file: str, host: str, original: str, user: str) -> str:
+    for token, value in {
+        "%d": str(Path.home()),
+        "%h": host,
+        "%n": original,
+        "%r": user,
+        "%u": getpass.getuser(),
+    }.items():
+        file = file.replace(token, value)
+    return file
+
+
+def _with_includes(file: Path, depth: int = 0) -> list[str]:
+    """The lines of the file with those of included ones in place; paramiko passes ``Include`` over."""
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise trouble("ssh", f"{file} cannot be read: {error.strerror}.", f"ls -l {file}") from error
+    result = []
+    block = "Host *"
+    for line in lines:
+        include = _INCLUDE.match(line)
+        if _BLOCK.match(line):
+            block = line
+        if include is None:
+            result.append(line)
+        elif depth >= _INCLUDE_DEPTH:
+            raise trouble("ssh", f"{file} includes itself, or too deep.", f"Look at the Include lines of {file}.")
+        else:
+            for pattern in shlex.split(include.group(1)):
+                # Relative to ~/.ssh in the user's file, to /etc/ssh in the system's.
+                place = os.path.join(file.parent, os.path.expanduser(pattern))  # noqa: PTH118, PTH111  glob wants text
+                for found in sorted(glob.glob(place)):  # noqa: PTH207  as above
+                    # A block of the included file ends with it.
+                    result += [*_with_includes(Path(found), depth + 1), block]
+    return result

@@ -1,0 +1,67 @@
+"""The status file of the restart tool, and the table made of it."""
+
+from __future__ import annotations
+
+import io
+import os
+
+from kueue import clock
+from kueue.cli.screen import Screen
+from kueue_ops import restart_status
+from kueue_ops.restart_status import HostStatus, RoundsStatus
+from kueue_ops.sight import WorkerSight
+
+UP = HostStatus(
+    "ada@h1.lab:2222",
+    is_reachable=True,
+    session="screen 7",
+    worker="h1",
+    worker_pid=17,
+    server="alive",
+    action="leave",
+    sentence="Its worker is up.",
+    has_worker=True,
+    is_settled=True,
+    looked_wall=1.0,
+)
+
+
+def file_of(*hosts):
+    return RoundsStatus(17, "/x/config.toml", clock.wall(), 60.0, hosts)
+
+
+def test_what_was_written_is_read_again_and_is_private(tmp_path):
+    path = str(tmp_path / "status.json")
+    for _ in range(2):
+        restart_status.write(path, file_of(UP))
+    assert restart_status.read(path).hosts == (UP,)
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path) == ["status.json"]
+
+
+def test_no_file_and_half_a_file_are_none(tmp_path):
+    path = tmp_path / "status.json"
+    assert restart_status.read(str(path)) is None
+    path.write_text('{"pid": 1')
+    assert restart_status.read(str(path)) is None
+    path.write_text('{"pid": "one"}')
+    assert restart_status.read(str(path)) is None
+
+
+def test_the_server_is_asked_now_and_hosts_that_were_never_looked_at_are_guessed_by_their_name():
+    workers = {"h1": WorkerSight("h1", is_alive=False), "h2": WorkerSight("h2", is_alive=True, offline=True)}
+    rows = restart_status.merged([UP.host, "bob@h2.lab", "h3"], file_of(UP), workers)
+    assert [(row.worker, row.server) for row in rows] == [("h1", "not seen"), ("h2", "offline"), ("", "not seen")]
+    assert [row.is_reachable for row in rows] == [True, None, None]
+    assert {row.server for row in restart_status.merged([UP.host], None, None)} == {"away"}
+
+
+def test_the_table_has_a_row_for_each_host_and_shows_no_control_characters():
+    bad = HostStatus("h2", is_reachable=False, server="not seen", action="trouble", sentence="No \x1b[31m route.")
+    screen = Screen(io.StringIO(), io.StringIO())
+    lines = restart_status.table(screen, [UP, bad], is_running=True)
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert cells[0] == ["host", "reachable", "session", "worker", "server", "last action", "next check", "remark"]
+    assert cells[1] == ["ada@h1.lab:2222", "yes", "screen 7", "h1", "alive", "-", "-", ""]
+    assert cells[2][:5] == ["h2", "no", "?", "?", "not seen"]
+    assert "\x1b" not in lines[2]

@@ -1,0 +1,116 @@
+"""What ssh_config and the settings say together."""
+
+import getpass
+from pathlib import Path
+
+import pytest
+
+from kueue_ops.address import HostAddress, parse_host
+from kueue_ops.ssh_settings import SshConfig
+from kueue_ops.trouble import HostTrouble
+
+
+@pytest.fixture
+def target(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def make(text: str, word: str = "ralab01", **more: str):
+        path = tmp_path / "config"
+        path.write_text(text)
+        return SshConfig(path).target(parse_host(word), **more)
+
+    return make
+
+
+def test_without_a_file_all_is_as_ssh_does_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    found = SshConfig(tmp_path / "missing").target(parse_host("ralab01"))
+    assert (found.name, found.host, found.port, found.user) == ("ralab01", "ralab01", 22, getpass.getuser())
+    assert found.key_files == tuple(tmp_path / ".ssh" / name for name in ("id_ed25519", "id_ecdsa", "id_rsa"))
+    assert found.known_hosts[0] == tmp_path / ".ssh/known_hosts"
+    assert (found.agent, found.jump, found.proxy_command) == ("", (), "")
+    assert not found.accepts_new_key
+
+
+def test_the_first_value_counts_and_tokens_are_filled_in(target, tmp_path):
+    found = target(
+        "Host ralab*\n  HostName %h.uni.example\n  Port 2022\n  User ann\n  IdentityFile ~/keys/%h\n"
+        "  UserKnownHostsFile ~/known/%h /etc/known\n  HostKeyAlias farm\n"
+        "Host *\n  HostName wrong\n  Port 1\n  IdentityFile /last\n"
+    )
+    assert (found.host, found.port, found.user) == ("ralab01.uni.example", 2022, "ann")
+    assert found.key_files == (tmp_path / "keys/ralab01.uni.example", Path("/last"))
+    assert found.known_hosts[:2] == (tmp_path / "known/ralab01.uni.example", Path("/etc/known"))
+    assert (found.entry, found.known_port) == ("farm", 22)
+    assert found.command_line == "ssh -p 2022 ann@ralab01"
+
+
+@pytest.mark.parametrize(
+    ("word", "default", "expected"),
+    [("bob@ralab01", "carl", "bob"), ("ralab01", "carl", "carl"), ("ralab01", "", "ann")],
+)
+def test_the_login_is_that_of_the_address_then_of_the_settings_then_of_the_file(target, word, default, expected):
+    found = target("Host *\n User ann\n ProxyCommand nc %r %h %p\n", word, default_user=default)
+    assert found.user == expected
+    assert found.proxy_command == f"nc {expected} ralab01 22"
+
+
+def test_the_port_of_the_address_wins_and_reaches_the_proxy_command(target):
+    assert target("Host *\n Port 1\n ProxyCommand nc %h %p\n", "ralab01:2222").proxy_command == "nc ralab01 2222"
+
+
+def test_a_key_file_of_the_settings_takes_the_place_of_the_others(target, tmp_path):
+    assert target("Host *\n IdentityFile /a\n", key_file="~/lab_key").key_files == (tmp_path / "lab_key",)
+
+
+def test_included_files_count_where_they_stand_and_end_their_blocks(target, tmp_path):
+    (tmp_path / "conf.d").mkdir()
+    (tmp_path / "conf.d" / "a").write_text("Host other\n Port 7\n")
+    (tmp_path / "conf.d" / "b").write_text("Host ralab01\n Port 8\n")
+    found = target("Host ralab01\n Include conf.d/*\n User ann\nHost *\n Port 9\n")
+    assert (found.port, found.user) == (8, "ann")
+
+
+def test_a_file_that_includes_itself_is_told(target):
+    with pytest.raises(HostTrouble, match="includes itself"):
+        target("Include config\n")
+
+
+def test_jumps_are_read_with_login_and_port(target):
+    found = target("Host *\n ProxyJump ann@gate:2222,ssh://[fe80::1]:22/\n ProxyCommand false\n")
+    assert found.jump == (
+        HostAddress("ann@gate:2222", "ann", "gate", 2222),
+        HostAddress("[fe80::1]:22", None, "fe80::1", 22),
+    )
+    assert found.proxy_command == ""
+
+
+@pytest.mark.parametrize("text", ["Host *\n ProxyJump none\n", "Host *\n ProxyCommand none\n"])
+def test_none_is_no_way(target, text):
+    found = target(text)
+    assert (found.jump, found.proxy_command) == ((), "")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("IdentityAgent none", ""), ("IdentityAgent /a/b", "/a/b"), ("IdentityAgent $MINE", "/mine"), ("", "/env")],
+)
+def test_the_agent_is_the_one_that_is_named(target, monkeypatch, line, expected):
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/env")
+    monkeypatch.setenv("MINE", "/mine")
+    assert target(f"Host *\n {line}\n").agent == expected
+
+
+@pytest.mark.parametrize(("word", "accepts"), [("yes", False), ("ask", False), ("accept-new", True), ("no", True)])
+def test_a_new_key_is_accepted_only_on_purpose(target, word, accepts):
+    assert target(f"Host *\n StrictHostKeyChecking {word}\n").accepts_new_key is accepts
+
+
+@pytest.mark.parametrize("text", ["Host *\n Port many\n", "???\n", 'Host "a\n', "Host *\n ProxyJump a:b:c:z\n"])
+def test_a_file_that_cannot_be_understood_is_one_sentence(target, text):
+    with pytest.raises(HostTrouble) as caught:
+        target(text)
+    assert caught.value.trouble.kind == "ssh"
+    assert "ralab01" in str(caught.value)
+    assert "\n" not in str(caught.value)
