@@ -102,8 +102,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _absolute(path: str) -> str:
-    """The worker leaves the directory it was started in."""
-    return str(Path(path).expanduser().absolute())
+    """The worker leaves the directory it was started in. Empty stays empty: argparse asks for the default, too."""
+    return path and str(Path(path).expanduser().absolute())
 
 
 if __name__ == "__main__":

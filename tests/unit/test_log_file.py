@@ -57,3 +57,10 @@ def test_last_words_of_no_file_and_of_an_empty_one_are_none(path):
 
 def test_a_line_without_time_is_told_whole_and_harmless():
     assert log.bare("Error: no such thing \x1b[31m") == "Error: no such thing \\x1b[31m"
+
+
+def test_a_worker_without_a_log_file_opens_none():
+    from kueue.worker.main import _parser
+
+    assert _parser().parse_args([]).log_file == ""
+    assert _parser().parse_args(["--log-file", "here"]).log_file == str(Path.cwd() / "here")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from kueue.errors import UserError
 from kueue.server.recovery import recover, state_file
 from kueue.storage.sqlite import SqliteStore
 
@@ -15,3 +18,19 @@ def test_a_journal_left_by_the_damaged_state_goes_aside_with_it(tmp_path):
     aside = [path.name for path in tmp_path.glob("queue.sqlite.damaged-*-journal")]
     assert len(aside) == 1
     SqliteStore(state_file(tmp_path), is_network=True, wall=2.0).close()
+
+
+def test_a_state_that_is_whole_is_left_alone(tmp_path):
+    SqliteStore(state_file(tmp_path), is_network=False, wall=1.0).close()
+    with pytest.raises(UserError, match="is whole"):
+        recover(tmp_path)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(("recovered", "queue.sqlite.damaged"))] == []
+
+
+def test_a_state_of_which_one_page_is_gone_is_recovered(tmp_path):
+    SqliteStore(state_file(tmp_path), is_network=False, wall=1.0).close()
+    with state_file(tmp_path).open("r+b") as file:
+        file.seek(4096 * 2)
+        file.write(bytes(4096))
+    assert recover(tmp_path) == 0
+    assert len(list(tmp_path.glob("queue.sqlite.damaged-*"))) == 1
