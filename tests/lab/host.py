@@ -48,12 +48,12 @@ class Host:
 
     def __init__(self, folder: Path, *, host_name: str = "", shared: Path | None = None, network: str = "") -> None:
         """`host_name`, `shared`: if not its own; `network`: the path of a network namespace, else it has only loopback."""
-        self.name = f"kueue{uuid.uuid4().hex[:8]}"
+        self.name = f"kueue{os.getpid()}x{uuid.uuid4().hex[:6]}"
         self.host_name = host_name or self.name
         self.folder = folder
         self.shared = shared or folder / "home"
         self.network = network
-        self.cgroups = [Path(place, self.name) for place in _cgroup_roots()]
+        self.cgroups = [Path(place, self.name) for place in cgroup_roots()]
         self.nspawn: subprocess.Popen[bytes] | None = None
         self.leader = 0
         try:
@@ -146,7 +146,13 @@ class Host:
         with (self.folder / "console.log").open("ab") as console:
             self.nspawn = subprocess.Popen(
                 _entering(self.cgroups, command),
-                env={"PATH": PATH, "LANG": "C.UTF-8", "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"},
+                env={
+                    "PATH": PATH,
+                    "LANG": "C.UTF-8",
+                    "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1",
+                    # By which a run that is killed is cleared away; what runs on the host does not inherit it.
+                    "TEST_SESSION_OF_KUEUE": os.environ.get("TEST_SESSION_OF_KUEUE", ""),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=console,
@@ -240,7 +246,7 @@ def install() -> None:
     """Have what a host needs. Raises `NoHost`."""
     if os.geteuid() != 0:
         raise NoHost("a host of its own needs root")
-    if not _cgroup_roots():
+    if not cgroup_roots():
         raise NoHost("no cgroups of the unified kind")
     pam = any(Path(place).exists() for place in ("/usr/share/pam-configs/systemd", "/usr/lib/pam.d/systemd-user"))
     if shutil.which("systemd-nspawn") and pam and shutil.which("dbus-daemon"):
@@ -264,7 +270,7 @@ def install() -> None:
         raise NoHost(f"{' '.join(PACKAGES)} cannot be installed: {done.stderr[-500:]}")
 
 
-def _cgroup_roots() -> list[str]:
+def cgroup_roots() -> list[str]:
     """Where this machine shows process groups: one tree, or systemd's own beside it on older ones."""
     both = [
         place for place in ("/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified") if Path(place, "cgroup.procs").exists()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.lab.host import GUEST, GUEST_UID, REPOSITORY, UID, USER, Host, NoHost, install
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("one host")]
 
 UNIT = "[Service]\nExecStart={command}\n[Install]\nWantedBy=default.target\n"
 

@@ -12,7 +12,7 @@ import pytest
 from tests.lab.host import GUEST, GUEST_UID, REPOSITORY, UID, USER, Host, NoHost, install
 from tests.support import wheel
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("one host")]
 
 CONFIG = """
 [common_settings]
