@@ -6,6 +6,7 @@ import re
 
 import msgspec
 
+from kueue import log
 from kueue.errors import ConfigError
 
 WHERE = "restart_workers.hostnames"
@@ -85,12 +86,26 @@ def parse_host(word: str) -> HostAddress:
     return HostAddress(word, user if has_user else None, host, int(port) if has_port else None)
 
 
+def check_login(name: str) -> None:
+    """Raises `ConfigError` if that is no login name: commands of ssh_config are made of it."""
+    if name and not _USER.fullmatch(name):
+        raise ConfigError(
+            f"restart_workers.ssh_user: '{_shown(name)}' is no login name.",
+            hint='A login name has no blanks and quotes and does not begin with "-".',
+        )
+
+
 def _words(text: str) -> list[HostAddress]:
     return [parse_host(word) for word in text.replace(",", " ").split()]
 
 
+def _shown(word: str) -> str:
+    cut = word[:100]
+    return cut if cut.isprintable() else log.safe(cut)
+
+
 def _wrong(word: str, why: str) -> ConfigError:
     return ConfigError(
-        f"{WHERE}: '{word[:100]}' cannot be read: {why}.",
+        f"{WHERE}: '{_shown(word)}' cannot be read: {why}.",
         hint="Hosts are written host, user@host, host:port or user@[IPv6 address]:port, parted by blanks.",
     )

@@ -55,8 +55,8 @@ class Speaker(Protocol):
     def word(self, worker_name: str) -> ServerWord: ...
 
 
-Reach = Callable[[HostAddress], AbstractContextManager[Hand]]
-"""Connects to a host; the connection ends with the ``with`` block."""
+Reach = Callable[[HostAddress, Ticket], AbstractContextManager[Hand]]
+"""Connects to a host, entering a lane as soon as it answers; the connection ends with the ``with`` block."""
 
 
 class HostCare:
@@ -106,7 +106,7 @@ class HostCare:
             address = self.addresses.get(host)
             if address is None:
                 return None  # taken out of the settings at this moment
-            with self.reach(address) as hand:
+            with self.reach(address, ticket) as hand:
                 self._open[host] = hand
                 sight = hand.look()
                 ticket.check()

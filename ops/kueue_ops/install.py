@@ -23,6 +23,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Entry point. Returns the exit code: 0 all is done, 1 something was refused or kept, 2 wrong usage."""
     options = _parser().parse_args(words)
     try:
+        _check_home()
         with record.opened(record.place(dict(os.environ)), is_dry=options.dry_run) as known:
             steps = Steps(known, options.purpose, is_dry=options.dry_run, is_forced=options.force)
             act: Callable[[argparse.Namespace, Steps], None] = options.act
@@ -48,6 +49,12 @@ def main(words: Sequence[str] | None = None) -> int:
         sentence = f"Error: a fault in kueue itself: {type(error).__name__}: {error}"
         return _complain(sentence, f"Hint: see `{PROGRAM} --debug`.", EXIT_OWN_FAILURE)
     return EXIT_REFUSED if steps.failures else 0
+
+
+def _check_home() -> None:
+    # What is written below it would lie in the current folder.
+    if not Path.home().is_absolute():
+        raise KueueError(f"HOME is '{Path.home()}', which is no absolute path.", hint="Log in anew, or set HOME.")
 
 
 def _complain(sentence: str, hint: str, code: int) -> int:

@@ -22,6 +22,11 @@ def act(options: argparse.Namespace, steps: Steps) -> None:
     services = user_services.find()
     if services.remark:
         steps.remark(services.remark)
+    looked_at = user_services.home()
+    if looked_at and os.path.realpath(looked_at) != os.path.realpath(Path.home()):
+        steps.remark(
+            f"HOME is {Path.home()} here, but your service manager looks into {looked_at} alone (after su or sudo?)."
+        )
     if options.uninstall:
         _uninstall(options, steps, services)
     else:
@@ -222,9 +227,9 @@ def _take_away(site: _Site, steps: Steps, services: UserServices, *, can_ask: bo
         # What is enabled is enabled for all hosts of the home.
         steps.systemctl(services, "stop", unit)
     elif is_last and site.link.is_symlink():
-        steps.say(f"removed {site.link}", f"remove {site.link}")
         if not steps.is_dry:
             site.link.unlink(missing_ok=True)
+        steps.say(f"removed {site.link}", f"remove {site.link}")
     if site.part.name == "worker":
         steps.remark("Jobs that run here go on under their runner; the next worker takes them up again.")
     steps.remove(site.own)

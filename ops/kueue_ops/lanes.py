@@ -87,7 +87,7 @@ class Result(Generic[T]):
 
 
 class Lanes:
-    """`parallel` pieces of work in a lane at once; each may take `limit_seconds` from its begin, and from its lane on."""
+    """`parallel` pieces of work in a lane at once; `limit_seconds` counts from the begin, and anew in the lane."""
 
     def __init__(self, parallel: int, limit_seconds: float, *, crowd: int = CROWD) -> None:
         self.limit_seconds = limit_seconds

@@ -10,7 +10,10 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
+import stat
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -18,6 +21,7 @@ from typing import Literal
 from kueue.errors import KueueError
 
 LOCK_SECONDS = 10.0
+_ESCAPES = defaultdict(str, {"\\": "\\", "n": "\n", "r": "\r"})
 
 State = Literal["absent", "same", "ours", "changed"]
 """Of a file: not there; as it is to be; as we wrote it earlier; somebody else's, or changed since."""
@@ -40,13 +44,11 @@ class Record:
     def state(self, file: Path, text: str | None = None) -> State:
         """What is to be thought of a file into which `text` is to be written (None: that is to be removed)."""
         try:
-            if file.is_symlink() and not file.exists():
-                return "changed"
+            if not stat.S_ISREG(file.stat().st_mode):
+                return "changed"  # a FIFO would be waited for
             body = file.read_bytes()
         except FileNotFoundError:
-            return "absent"
-        except IsADirectoryError:
-            return "changed"
+            return "changed" if file.is_symlink() else "absent"
         if text is not None and body == text.encode():
             return "same"
         if file.is_symlink():
@@ -73,7 +75,7 @@ class Record:
         lines = []
         for purpose, files in sorted(self._files.items()):
             if files:
-                lines += [f"# {purpose}", *(f"{checksum}  {name}" for name, checksum in sorted(files.items()))]
+                lines += [f"# {purpose}", *(_line(checksum, name) for name, checksum in sorted(files.items()))]
         if lines:
             write(self._path, "\n".join(lines) + "\n", mode=0o600)
         else:
@@ -121,14 +123,25 @@ def _lock(descriptor: int, path: Path) -> None:
 def _read(path: Path) -> Record:
     files: dict[str, dict[str, str]] = {}
     purpose = ""
+    if path.exists() and not path.is_file():
+        raise KueueError(f"{path} is not a file.", hint="Move it away: what is installed is written down there.")
     with contextlib.suppress(FileNotFoundError):
-        for line in path.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        for line in path.read_bytes().decode("utf-8", "surrogateescape").split("\n"):
             if line.startswith("#"):
                 purpose = line.lstrip("# ")
+                continue
             checksum, blanks, name = line.partition("  ")
+            if checksum.startswith("\\"):
+                checksum, name = checksum[1:], re.sub(r"\\(.)", lambda found: _ESCAPES[found[1]], name)
             if blanks and purpose:
                 files.setdefault(purpose, {})[name] = checksum
     return Record(path, files)
+
+
+def _line(checksum: str, name: str) -> str:
+    """As sha256sum(1) writes it: a backslash in front says that there are more in the name."""
+    escaped = name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    return f"{checksum}  {name}" if escaped == name else f"\\{checksum}  {escaped}"
 
 
 def write(path: Path, text: str, mode: int = 0o644) -> None:

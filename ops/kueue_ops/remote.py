@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -21,9 +20,10 @@ from kueue import log
 from kueue.settings import RestartWorkers
 from kueue_ops import remote_steps
 from kueue_ops.address import HostAddress
+from kueue_ops.remote_answers import complaint, ending, last_line, noted, service_of, sessions_of
 from kueue_ops.remote_script import Answer, pack, quote
-from kueue_ops.sight import SESSION, HostSight, ScreenSession
-from kueue_ops.ssh import HostConnection, Limits
+from kueue_ops.sight import SESSION, UNIT, HostSight
+from kueue_ops.ssh import Bound, HostConnection, Limits
 from kueue_ops.ssh_settings import SshConfig
 from kueue_ops.trouble import HostTrouble, trouble
 
@@ -32,9 +32,11 @@ if TYPE_CHECKING:
 
 __all__ = ["HostTrouble", "Remote", "RemoteOptions", "StartReport"]
 
-STOP_LIMIT_SECONDS = 75.0
-"""An orderly stop (20 s), a kill (20 s), and a session that does not end by itself."""
-START_LIMIT_SECONDS = remote_steps.START_SECONDS + 20.0
+STOP_LIMIT_SECONDS = 120.0
+"""A unit (45 s), an orderly stop (20 s), a kill (20 s), and a session that does not end by itself."""
+START_LIMIT_SECONDS = 2 * remote_steps.START_SECONDS + 30.0
+"""A try in a session, one under our own eyes, and programs of the system that take their time."""
+RENEW_LIMIT_SECONDS = STOP_LIMIT_SECONDS + START_LIMIT_SECONDS
 _DISK = re.compile(r"no space left|read-only file system|quota exceeded|input/output error", re.IGNORECASE)
 _CANNOT_RUN = {126, 127}
 """Exit codes of ``sh`` for a command that it cannot execute or find."""
@@ -72,8 +74,8 @@ class RemoteOptions(NamedTuple):
 class StartReport(msgspec.Struct, frozen=True):
     """A worker that was started, and found to live."""
 
-    how: Literal["screen", "setsid", "running"]
-    """``running``: one was there already when the start came."""
+    how: Literal["screen", "setsid", "service", "running"]
+    """``service``: by its unit; ``running``: one was there already when the start came."""
     pid: int | None
     """Of the worker; None: it lives and has not taken its lock yet, because it waits for its configuration."""
     noted: tuple[str, ...] = ()
@@ -83,10 +85,13 @@ class StartReport(msgspec.Struct, frozen=True):
 class Remote:
     """An open connection to one host; ends with the ``with`` block."""
 
-    def __init__(self, address: HostAddress, options: RemoteOptions | RestartWorkers) -> None:
-        """Nothing happens until the ``with`` block begins."""
+    def __init__(
+        self, address: HostAddress, options: RemoteOptions | RestartWorkers, bound: Bound | None = None
+    ) -> None:
+        """Nothing happens until the ``with`` block begins; `bound` is asked for a lane before the login."""
         self.address = address
         self.options = options if isinstance(options, RemoteOptions) else RemoteOptions.of(options)
+        self._bound = bound
         self._open: HostConnection | None = None
 
     def __enter__(self) -> Remote:  # noqa: PYI034  Self is not in Python 3.10
@@ -97,6 +102,7 @@ class Remote:
             Limits(options.connect_timeout_seconds, options.command_timeout_seconds),
             default_user=options.ssh_user,
             key_file=options.key_file,
+            bound=self._bound,
         )
         return self
 
@@ -117,7 +123,7 @@ class Remote:
         answer = self._ask(remote_steps.LOOK, setting=self.options.worker_command, config=self.options.worker_config)
         command = answer.word("line")
         status = self._status(answer, command) if command else {}
-        sessions = tuple(_sessions(answer))
+        sessions = tuple(sessions_of(answer))
         kills = answer.word("kills").split()[-1:] == ["true"]
         return HostSight(
             host_name=answer.word("host_name"),
@@ -131,51 +137,20 @@ class Remote:
             worker_pid=status.get("pid"),
             worker_version=str(status.get("running_version") or ""),
             last_words="" if status.get("pid") else str(status.get("last_words") or status.get("trouble") or ""),
-            noted=(*self._remarks(), *_noted(answer, sessions, kills=kills)),
+            noted=(*self._remarks(), *noted(answer, sessions, kills=kills)),
             state_dir=str(status.get("state_dir") or ""),
             log_file=str(status.get("log_file") or ""),
+            service=service_of(answer),
             ends_at_logout=kills,
         )
 
     def start(self, sight: HostSight) -> StartReport:
-        """A worker in a detached session of its own, as `sight` of this host says how; returns when it lives.
+        """A worker by its unit or in a detached session, as `sight` of this host says how; returns when it lives.
 
-        Less than 10 s. Raises `HostTrouble`: ``not_found``, ``disk``, ``screen``, or ``died`` with its last words.
+        Less than 10 s, twice that if it dies. Raises `HostTrouble`: ``not_found``, ``disk``, ``screen``, or ``died``
+        with its last words.
         """
-        if not sight.command:
-            raise self._not_found(sight.tried, self.options.worker_command)
-        command = f"exec {self._full(sight.command)}"
-        if sight.log_file:
-            command += f" --log-file {quote(sight.log_file)}"
-        answer = self._ask(
-            remote_steps.START,
-            limit=max(START_LIMIT_SECONDS, self.options.command_timeout_seconds),
-            state=sight.state_dir,
-            log=sight.log_file,
-            command=command,
-            full=self._full(sight.command),
-            kills="yes" if sight.ends_at_logout else "",
-        )
-        if answer.has("disk"):
-            raise self._disk(sight.state_dir, answer.word("disk"))
-        how = answer.word("how")
-        complaint = answer.text("start.err").strip()
-        if how == "screen" and answer.word("start.exit") not in {"", "0"}:
-            raise trouble(
-                "screen",
-                f"{self.address}: screen could not start a session: {_last(complaint) or 'it said nothing'}.",
-                f"On that host: screen -dmS {SESSION} {sight.command}",
-            )
-        if answer.has("gone"):
-            raise self._died(sight, answer)
-        pid = answer.word("pid")
-        notes = [] if how != "setsid" else [f"{self.address}: no screen there, the worker runs without a session."]
-        if not pid:
-            said = log.bare(_last(answer.text("said")))
-            notes.append(f"{self.address}: the worker lives and does not work yet{f': {said}' if said else '.'}")
-        if sight.ends_at_logout and not answer.has("scope"):
-            notes.append(_linger(self.address))
-        return StartReport(how, int(pid) if pid else None, tuple(notes))  # type: ignore[arg-type]  # told by our own script
+        return self._started(sight, self._bring_up(remote_steps.START, sight, START_LIMIT_SECONDS))
 
     def stop(self, *, by_force: bool = False) -> str:
         """Ends worker and session in order; returns a sentence. Running jobs go on under their runner.
@@ -183,12 +158,24 @@ class Remote:
         `by_force`: what does not end in order is killed. Raises `HostTrouble` ``command`` if it does not end.
         """
         sight = self.look()
-        return self._stop(sight, by_force=by_force)
+        answer = self._ask(
+            remote_steps.STOP,
+            limit=max(STOP_LIMIT_SECONDS, self.options.command_timeout_seconds),
+            full=self._full(sight.command) if sight.command else "",
+            state=sight.state_dir,
+            force=" --force" if by_force else "",
+        )
+        return self._stopped(sight, answer)
 
     def renew(self, sight: HostSight) -> StartReport:
-        """A new worker in the place of one that is old or hung, or of a session that has none."""
-        self._stop(sight, by_force=True)
-        return self.start(sight)
+        """A new worker in the place of one that is old or hung, or of a session that has none.
+
+        It comes to its end on the host also when this connection breaks in the middle.
+        """
+        answer = self._bring_up(remote_steps.RENEW, sight, RENEW_LIMIT_SECONDS, force=" --force")
+        if not answer.has("how") and not answer.has("disk"):
+            self._check_stopped(sight, answer)
+        return self._started(sight, answer)
 
     def run_doctor(self) -> Any:
         """The findings of ``kueue doctor --json`` there: what its JSON holds."""
@@ -198,7 +185,7 @@ class Remote:
         try:
             return json.loads(answer.text("doctor.out"))
         except ValueError as error:
-            said = _complaint(answer.text("doctor.err")) or _last(answer.text("doctor.out")) or "nothing"
+            said = complaint(answer.text("doctor.err")) or last_line(answer.text("doctor.out")) or "nothing"
             raise trouble(
                 "command",
                 f"{self.address}: `kueue doctor` there said: {said}.",
@@ -213,7 +200,7 @@ class Remote:
         data = text.encode("utf-8", "surrogateescape")
         answer = self._ask(
             remote_steps.PUSH,
-            data=data,
+            data,
             config=self.options.worker_config,
             force="yes" if force else "",
             size=str(len(data)),
@@ -222,29 +209,28 @@ class Remote:
         if result in {"written", "same", "differs"}:
             return result  # type: ignore[return-value]  # just looked at
         target = answer.word("to")
-        complaint = _last(answer.text("push.err"))
-        if answer.has("damaged") and not complaint:
+        said = last_line(answer.text("push.err"))
+        if answer.has("damaged") and not said:
             raise trouble(
                 "command",
                 f"{self.address}: a start-up file of the login shell reads what is sent; {target} was not written.",
                 f"Make it stop in logins without a terminal. This must print nothing: {self._line()} true",
             )
-        if _DISK.search(complaint):
-            raise self._disk(target, complaint)
-        raise trouble(
-            "command", f"{self.address}: {target} could not be written: {complaint or 'no reason was given'}."
-        )
+        if _DISK.search(said):
+            raise self._disk(target, said)
+        raise trouble("command", f"{self.address}: {target} could not be written: {said or 'no reason was given'}.")
 
     # --- how ---------------------------------------------------------------------------------------------------------
 
-    def _ask(self, script: str, *, data: bytes = b"", limit: float | None = None, **values: str) -> Answer:
+    def _ask(self, script: str, data: bytes = b"", *, limit: float | None = None, **values: str) -> Answer:
         assert self._open is not None, "used outside of its with block"
         request = pack(remote_steps.assigned(script, **values))
         said = self._open.run(request.command, data, until=request.end, limit_seconds=limit)
         answer = Answer(request.marker, said.stdout)
         if answer.is_whole:
             return answer
-        noise = _last(said.stderr) or _last(said.stdout)
+        others = [line for line in said.stdout.splitlines() if not line.startswith(request.marker)]
+        noise = last_line(said.stderr) or last_line("\n".join(others))
         code = "" if said.exit_code < 0 else f" (exit code {said.exit_code})"
         raise trouble(
             "command",
@@ -264,23 +250,78 @@ class Remote:
         config = self.options.worker_config
         return f"{command} --config {quote(config)}" if config else command
 
-    def _stop(self, sight: HostSight, *, by_force: bool) -> str:
-        answer = self._ask(
-            remote_steps.STOP,
-            limit=max(STOP_LIMIT_SECONDS, self.options.command_timeout_seconds),
-            full=self._full(sight.command) if sight.command else "",
+    def _bring_up(self, script: str, sight: HostSight, limit: float, **values: str) -> Answer:
+        if not sight.command:
+            raise self._not_found(sight.tried, self.options.worker_command)
+        command = f"exec {self._full(sight.command)}"
+        if sight.log_file:
+            command += f" --log-file {quote(sight.log_file)}"
+        return self._ask(
+            script,
+            b"",
+            limit=max(limit, self.options.command_timeout_seconds),
             state=sight.state_dir,
-            force=" --force" if by_force else "",
+            log=sight.log_file,
+            command=command,
+            full=self._full(sight.command),
+            kills="yes" if sight.ends_at_logout else "",
+            by_unit="yes" if sight.service else "",
+            **values,
         )
+
+    def _started(self, sight: HostSight, answer: Answer) -> StartReport:
+        """What became of a start. Raises `HostTrouble` if it is no worker."""
+        if answer.has("disk"):
+            raise self._disk(sight.state_dir, answer.word("disk"))
+        how = answer.word("how")
+        if how == "screen" and answer.word("start.exit") not in {"", "0"}:
+            said = last_line(answer.text("start.err")) or "it said nothing"
+            raise trouble(
+                "screen",
+                f"{self.address}: screen could not start a session: {said}.",
+                f"On that host: screen -dmS {SESSION} {sight.command}",
+            )
+        if answer.has("gone"):
+            raise self._died(sight, answer)
+        pid = answer.word("pid")
+        notes = []
+        if how == "service":
+            notes.append(f"{self.address}: by systemctl --user restart {UNIT}.")
+        if how == "setsid":
+            why = "its screen starts nothing" if answer.has("again") else "no screen there"
+            notes.append(f"{self.address}: {why}, the worker runs without a session.")
+        if not pid:
+            said = log.bare(last_line(answer.text("said")))
+            notes.append(f"{self.address}: the worker lives and does not work yet{f': {said}' if said else '.'}")
+        if sight.ends_at_logout and how != "service" and not answer.has("scope"):
+            notes.append(_linger(self.address))
+        return StartReport(how, int(pid) if pid else None, tuple(notes))  # type: ignore[arg-type]  # told by our own script
+
+    def _check_stopped(self, sight: HostSight, answer: Answer) -> None:
+        """Raises `HostTrouble` if the worker has not ended."""
         if sight.command and answer.word("stop.exit") != "0":
-            said = _complaint(answer.text("stop.err")) or _last(answer.text("stop.out")) or "no reason was given"
+            said = complaint(answer.text("stop.out")) or "no reason was given"
             raise trouble(
                 "command",
                 f"{self.address}: the worker was not stopped: {said}",
                 f"On that host: {self._full(sight.command)} --stop",
             )
+
+    def _stopped(self, sight: HostSight, answer: Answer) -> str:
+        if answer.has("service.enabled"):
+            if answer.word("service.exit") != "0":
+                said = last_line(answer.text("service.err")) or f"exit code {answer.word('service.exit')}"
+                raise trouble(
+                    "command", f"{self.address}: {UNIT} was not stopped: {said}", f"systemctl --user stop {UNIT}"
+                )
+            self._check_stopped(sight, answer)
+            again = ""
+            if answer.word("service.enabled").startswith("enabled"):
+                again = f" It starts again with the machine, unless: systemctl --user disable {UNIT}"
+            return f"Stopped {UNIT} (systemctl --user stop); its running jobs go on.{again}"
+        self._check_stopped(sight, answer)
         ended = len(answer.lines("ended"))
-        return _last(answer.text("stop.out")) or f"{ended or 'No'} screen session{'s' * (ended != 1)} ended."
+        return last_line(answer.text("stop.out")) or f"{ended or 'No'} screen session{'s' * (ended != 1)} ended."
 
     def _status(self, answer: Answer, command: str) -> dict[str, Any]:
         """What ``--status`` says. Raises `HostTrouble` if it says nothing of use: then nothing is known."""
@@ -310,12 +351,18 @@ class Remote:
         )
 
     def _died(self, sight: HostSight, answer: Answer) -> HostTrouble:
-        said = log.bare(_last(answer.text("said"))) or _last(answer.text("start.err"))
+        said = log.bare(last_line(answer.text("said"))) or log.bare(last_line(answer.text("start.err")))
+        if answer.word("how") == "service":
+            service = service_of(answer)
+            said = (service.why if service else "") or said or "systemd gives no reason."
+            return trouble(
+                "died", f"{self.address}: {UNIT} did not start: {said}", f"On that host: systemctl --user status {UNIT}"
+            )
         if _DISK.search(said):
             return self._disk(sight.state_dir, said)
         return trouble(
             "died",
-            f"{self.address}: the worker ended at once: {said or 'it left no word in its log.'}",
+            f"{self.address}: the worker ended at once: {said or ending(answer.word('ended'))}",
             f"On that host: {self._full(sight.command)}"
             + (f"; what it said: {sight.log_file}" if sight.log_file else ""),
         )
@@ -323,7 +370,8 @@ class Remote:
     def _disk(self, place: str, complaint: str) -> HostTrouble:
         return trouble(
             "disk",
-            f"{self.address}: nothing can be written to {place or 'the disk'} there: {_last(complaint)}.",
+            f"{self.address}: nothing can be written to {place or 'the disk'} there: "
+            f"{last_line(complaint) or 'no reason was given'}.",
             f"{self._line()} df -h {place if place.startswith('/') else '~'}",
         )
 
@@ -336,46 +384,5 @@ class Remote:
         )
 
 
-def _sessions(answer: Answer) -> list[ScreenSession]:
-    found = []
-    for line in answer.lines("session"):
-        pid, _, state = line.partition(" ")
-        # One of another host, in a socket directory on a shared disk, is none of this host.
-        if pid.isdecimal() and "(Remote" not in state:
-            found.append(ScreenSession(int(pid), is_dead="(Dead" in state))
-    return found
-
-
-def _noted(answer: Answer, sessions: tuple[ScreenSession, ...], *, kills: bool) -> list[str]:
-    dead = sum(session.is_dead for session in sessions)
-    elsewhere = sum("(Remote" in line for line in answer.lines("session"))
-    has_screen = bool(answer.word("has_screen"))
-    complaint = answer.word("screen_trouble").strip()
-    notes: list[tuple[object, Callable[[], str]]] = [
-        (dead, lambda: f"{dead} dead screen session{'s' * (dead != 1)} of {SESSION} wiped."),
-        (elsewhere, lambda: "screen's socket directory is shared with other hosts; their sessions are left alone."),
-        (complaint and has_screen, lambda: f"screen's own directory is of no use ({complaint}); another one is used."),
-        (complaint and not has_screen, lambda: f"screen does not work there: {complaint}."),
-        (not has_screen and not complaint, lambda: "no screen there; a worker is started without a session."),
-        (
-            kills and not answer.has("lingers"),
-            lambda: "logind there ends everything at logout: loginctl enable-linger",
-        ),
-    ]
-    return [sentence() for holds, sentence in notes if holds]
-
-
 def _linger(address: HostAddress) -> str:
     return f"{address}: logind there may end the worker when this login ends; on that host: loginctl enable-linger"
-
-
-def _complaint(text: str) -> str:
-    """What a program of kueue says went wrong; else the last line."""
-    errors = [line for line in text.splitlines() if line.startswith("Error: ")]
-    return _last(errors[-1] if errors else text).removeprefix("Error: ")
-
-
-def _last(text: str) -> str:
-    """The last line that says something."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return log.safe(lines[-1].strip()) if lines else ""

@@ -1,8 +1,9 @@
 r"""What is sent to a host and how its answer is read: one script for ``sh``, whatever the login shell is.
 
 Rules
-- The login shell sees one line without anything that bash, zsh, fish, tcsh or dash read differently: ``exec sh -c`` and
-  words in single quotes, in which every other character than the plain ones is written as ``\0ooo`` for ``printf %b``.
+- The login shell sees one line without anything that bash, zsh, fish, tcsh or dash read differently: ``exec /bin/sh``
+  and words in single quotes, in which every other character than the plain ones is written as ``\0ooo`` for
+  ``printf %b``. Options and functions that the login shell hands down to a bash that plays ``sh`` are taken back.
   Not on standard input: a start-up file that reads would eat it.
 - Every line that counts begins with a marker that nobody can guess or echo: its two halves are put together there. So
   what start-up files print, in whatever order, is told from the answer, and no exit code decides anything.
@@ -18,6 +19,8 @@ from typing import NamedTuple
 PROLOGUE = r"""
 t=@A@; t=${t}@B@
 exec 5>&1
+set +f
+unset -f command eval cat cut grep head id kill mkdir rm sed sleep tail tr screen timeout systemctl 2>/dev/null
 PATH=${PATH:-/usr/bin}:/usr/local/bin:/usr/bin:/bin
 : "${HOME:=$(getent passwd "$(id -u)" | cut -d: -f6)}"
 export PATH HOME
@@ -86,7 +89,7 @@ def pack(script: str) -> Request:
     first, second = secrets.token_hex(8), secrets.token_hex(8)
     whole = PROLOGUE.replace("@A@", first).replace("@B@", second) + script + EPILOGUE
     words = " ".join(f"'{word}'" for word in _words(whole))
-    return Request(f'exec sh -c \'eval "$(printf %b "$@")"\' sh {words}', first + second)
+    return Request(f'exec /bin/sh -c \'set +eu; unset -f printf; eval "$(printf %b "$@")"\' sh {words}', first + second)
 
 
 def quote(text: str) -> str:

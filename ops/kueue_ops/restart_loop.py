@@ -16,6 +16,8 @@ from functools import partial
 import msgspec
 
 from kueue import clock, log, notify, places
+from kueue.cli.screen import Screen
+from kueue.cli.text import harmless
 from kueue.errors import EXIT_REFUSED, KueueError
 from kueue_ops import progress, restart_settings, restart_status
 from kueue_ops.host_care import HostCare, Reach
@@ -213,9 +215,12 @@ def once(lab: Laboratory, reach: Reach) -> int:
     rows = [care.status(host) for host in lab.hosts]
     _keep(lab, rows)
     width = max(len(row.host) for row in rows)
+    screen = Screen()
     for row in rows:
         hint = f" {row.hint}" if row.hint and not row.has_worker else ""
-        print(f"{row.host:<{width}}  {'up  ' if row.has_worker else 'DOWN'}  {row.sentence}{hint}")
+        state = screen.styled("up  ", "green") if row.has_worker else screen.styled("DOWN", "red")
+        screen.print(f"{row.host:<{width}}  {state}  {harmless(f'{row.sentence}{hint}')}")
+    screen.flush()
     return 0 if all(row.has_worker for row in rows) else EXIT_REFUSED
 
 

@@ -2,7 +2,7 @@
 
 Rules
 - A worker that the server sees alive is left alone, whatever the host shows. Exceptions: one of an older version than
-  the installed one is renewed, and one that was seen on the host before the host's last boot is known to be gone.
+  the installed one is renewed, and one that was seen or started before the host's last boot is known to be gone.
 - A server that is away decides nothing: then a worker process that lives is left alone, and a missing one is started.
 - A worker that lives but that a server which answers does not see is renewed after `Limits.unseen_seconds`, which
   is longer than any pause of a worker between two tries to connect (25 s).
@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from kueue_ops.sight import HostSight, Trouble, WorkerSight
+from kueue_ops.sight import UNIT, HostSight, Trouble, WorkerSight
 
 Action: TypeAlias = Literal["leave", "start", "renew", "back_off", "give_up", "trouble"]
 Cause: TypeAlias = Literal["", "missing", "session", "unseen", "version"]
@@ -164,7 +164,8 @@ def decide(
         kept = msgspec.structs.replace(history, unseen_since=None, missing_since=None)
         return Decision("trouble", look.sentence, hint=look.hint), kept
     # A boot ends every worker; what the server sees of an earlier one is a connection whose end it has not noticed yet.
-    is_over = look.worker_pid is None and history.worker_boot not in {"", look.boot_id}
+    known_boots = {history.worker_boot, history.started_boot if history.started_at is not None else ""}
+    is_over = look.worker_pid is None and not known_boots <= {"", look.boot_id}
     boot = history.worker_boot if look.worker_pid is None else look.boot_id
     if word.sees_it and not is_over:
         decision, history = _seen(history, look, word, scene)
@@ -308,7 +309,11 @@ def _down(history: HostHistory, look: HostSight, scene: Scene) -> tuple[Decision
     """No worker process, and no server that sees one."""
     limits = scene.limits
     history = msgspec.structs.replace(history, unseen_since=None)
-    living = [session for session in look.sessions if not session.is_dead]
+    # A session of our name in which somebody does something else is none.
+    sessions = [session for session in look.sessions if not session.program]
+    living: list[object] = [session for session in sessions if not session.is_dead]
+    if look.service is not None and look.service.pid is not None:
+        living.append(look.service)
     if history.started_at is not None:
         age = scene.now - history.started_at
         if living and age < limits.settle_seconds:
@@ -326,7 +331,13 @@ def _down(history: HostHistory, look: HostSight, scene: Scene) -> tuple[Decision
         return waiting, history
     if not look.command:
         return _not_found(look, "No worker runs."), history
-    if look.sessions:
+    if look.service is not None:
+        if look.service.pid is not None:
+            why = f"{UNIT} is {look.service.state} and has no worker that works."
+            return Decision("renew", why, cause="session", is_settled=False), history
+        what = f"No worker runs; {UNIT} is {look.service.state}."
+        return Decision("start", what, cause="missing", is_settled=False), history
+    if sessions:
         what = "without a worker" if living else "that is dead"
         return Decision("renew", f"There is a screen session {what}.", cause="session", is_settled=False), history
     return Decision("start", "No worker runs.", cause="missing", is_settled=False), history
@@ -379,6 +390,8 @@ def _not_found(look: HostSight, why: str) -> Decision:
 
 
 def _words(look: HostSight) -> str:
+    if look.service and look.service.why:
+        return f" {UNIT}: {look.service.why[:300]}"
     return f' Its log ends with: "{look.last_words[:300]}"' if look.last_words else ""
 
 

@@ -10,12 +10,14 @@ from difflib import get_close_matches
 from kueue import config, places
 from kueue.config import Config, RestartWorkers
 from kueue.errors import ConfigError, UserError
-from kueue_ops.address import WHERE, HostAddress, duplicates, parse_hosts
-from kueue_ops.remote import START_LIMIT_SECONDS, STOP_LIMIT_SECONDS
+from kueue_ops.address import WHERE, HostAddress, check_login, duplicates, parse_hosts
+from kueue_ops.remote import RENEW_LIMIT_SECONDS
 from kueue_ops.restart_policy import Limits
 from kueue_ops.server_view import ANSWER_SECONDS
 
 EXAMPLE = '[restart_workers]\nssh_user = "ada"\nhostnames = "ralab01 ralab02"'
+WAY_LIMITS = 11
+"""Connection limits that a host behind another one may use up: six for a login with its name, four more, and some."""
 _SERVER_LEASE_SLACK_SECONDS = 60.0
 
 
@@ -32,6 +34,7 @@ class Laboratory:
             )
         self.config = loaded
         self.settings: RestartWorkers = loaded.restart_workers
+        check_login(self.settings.ssh_user)
         addresses = parse_hosts(self.settings.hostnames)
         if not addresses:
             raise ConfigError(f"{loaded.path}: {WHERE} names no host.", hint="For example:\n" + EXAMPLE)
@@ -67,9 +70,8 @@ class Laboratory:
         Every step has its own limit; this one is for what escapes them.
         """
         connect, command = self.settings.connect_timeout_seconds, self.settings.command_timeout_seconds
-        # A host behind another one is two logins; then a look, perhaps a stop and a start, and the server's word.
-        stop, start = max(STOP_LIMIT_SECONDS, command), max(START_LIMIT_SECONDS, command)
-        return 6 * connect + command + stop + start + 2 * ANSWER_SECONDS
+        # A host behind another one, a look, a renewal with its stop and start, the server's word.
+        return WAY_LIMITS * connect + command + max(RENEW_LIMIT_SECONDS, command) + 2 * ANSWER_SECONDS
 
     @property
     def stamp(self) -> str:

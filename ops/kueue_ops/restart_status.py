@@ -13,7 +13,7 @@ from kueue.cli.screen import Screen
 from kueue.cli.table import Cell, Column, render
 from kueue.cli.text import harmless
 from kueue_ops.restart_policy import Decision, ServerWord, spoken
-from kueue_ops.sight import HostSight, ScreenSession, Trouble, WorkerSight
+from kueue_ops.sight import HostSight, Trouble, WorkerSight
 
 
 class HostStatus(msgspec.Struct, frozen=True):
@@ -24,7 +24,7 @@ class HostStatus(msgspec.Struct, frozen=True):
     is_reachable: bool | None = None
     """None: not looked at yet."""
     session: str = ""
-    """``screen 1234``, ``dead``, ``none``; empty: not known."""
+    """``screen 1234``, ``dead``, ``systemd``, ``none``; empty: not known."""
     worker: str = ""
     worker_pid: int | None = None
     server: str = ""
@@ -52,7 +52,7 @@ class HostStatus(msgspec.Struct, frozen=True):
         return cls(
             host,
             is_reachable=found is not None,
-            session=_session(found.sessions) if found else "",
+            session=_session(found) if found else "",
             worker=found.worker_name if found else past.worker,
             worker_pid=found.worker_pid if found else None,
             server=_server(word) if found else "",
@@ -174,7 +174,10 @@ def _ago(seconds: float) -> str:
     return f"{spoken(seconds)} ago" if seconds >= 1 else "now"
 
 
-def _session(sessions: Sequence[ScreenSession]) -> str:
+def _session(look: HostSight) -> str:
+    if look.service is not None and look.service.pid is not None and look.worker_pid in {None, look.service.pid}:
+        return "systemd"
+    sessions = [one for one in look.sessions if not one.program]
     living = [one for one in sessions if not one.is_dead]
     if living:
         return f"screen {living[0].pid}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import traceback
@@ -28,6 +29,7 @@ from kueue.errors import (
     UsageError,
 )
 from kueue_ops import lab_check, progress, restart_loop, restart_settings, restart_status
+from kueue_ops.host_care import Reach
 from kueue_ops.lanes import Lanes, Ticket
 from kueue_ops.remote import Remote
 from kueue_ops.restart_settings import Laboratory
@@ -42,10 +44,13 @@ _log = log.logger("restart")
 
 def main(words: Sequence[str] | None = None) -> int:
     """Entry point. Returns the exit code: 0 all is well, 1 not on all hosts, 2 wrong usage or settings."""
+    if sys.stderr is None:  # closed by whoever started us: there is nobody to complain to
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115  open until the end
     options = _parser().parse_args(words)
     try:
         code = _run(options)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError:
         return _left(EXIT_REFUSED)
     except KeyboardInterrupt:
@@ -124,8 +129,8 @@ def _run(options: argparse.Namespace) -> int:
         return restart_loop.Loop(lab, options.hosts, _reach).run()
 
 
-def _reach(lab: Laboratory) -> Callable[[Any], Remote]:
-    return lambda address: Remote(address, lab.settings)
+def _reach(lab: Laboratory) -> Reach:
+    return lambda address, ticket: Remote(address, lab.settings, ticket)
 
 
 def _status(lab: Laboratory, *, is_json: bool) -> int:
@@ -156,8 +161,9 @@ def _status(lab: Laboratory, *, is_json: bool) -> int:
 
 
 def _check(lab: Laboratory, level: str, *, is_json: bool) -> int:
-    def ask(host: str) -> Mapping[str, Any]:
-        with Remote(lab.hosts[host], lab.settings) as remote:
+    def ask(ticket: Ticket) -> Mapping[str, Any]:
+        host = ticket.key
+        with Remote(lab.hosts[host], lab.settings, ticket) as remote:
             answer = remote.run_doctor()
         if not isinstance(answer, Mapping):
             raise trouble(
@@ -191,8 +197,8 @@ def _refuse_beside_the_loop(lab: Laboratory) -> None:
 
 
 def _stop(lab: Laboratory, level: str) -> int:
-    def stop(host: str) -> str:
-        with Remote(lab.hosts[host], lab.settings) as remote:
+    def stop(ticket: Ticket) -> str:
+        with Remote(lab.hosts[ticket.key], lab.settings, ticket) as remote:
             return remote.stop()
 
     return _told(lab, _on_all(lab, "stopped", level, stop))
@@ -201,8 +207,9 @@ def _stop(lab: Laboratory, level: str) -> int:
 def _push_config(lab: Laboratory, level: str, *, force: bool) -> int:
     text = Path(lab.config.path).read_text(encoding="utf-8-sig")
 
-    def push(host: str) -> str:
-        with Remote(lab.hosts[host], lab.settings) as remote:
+    def push(ticket: Ticket) -> str:
+        host = ticket.key
+        with Remote(lab.hosts[host], lab.settings, ticket) as remote:
             result = remote.push_config(text, force=force)
         if result == "differs":
             hint = f"To replace it: {PROGRAM} --push-config --force {host}"
@@ -214,27 +221,26 @@ def _push_config(lab: Laboratory, level: str, *, force: bool) -> int:
 
 def _told(lab: Laboratory, answers: Mapping[str, Any]) -> int:
     """A line for each host; results on stdout, troubles on stderr."""
+    screen = Screen()
     for host in lab.hosts:
         answer = answers[host]
         if isinstance(answer, Trouble):
             _complain(f"{host}: {answer.sentence}", answer.hint and f"  {answer.hint}")
         else:
-            print(f"{host}: {answer}")
+            screen.print(f"{host}: {harmless(answer)}")
+    screen.flush()
     return EXIT_REFUSED if any(isinstance(answer, Trouble) for answer in answers.values()) else 0
 
 
-def _on_all(lab: Laboratory, what: str, level: str, work: Callable[[str], Any]) -> dict[str, Any]:
+def _on_all(lab: Laboratory, what: str, level: str, work: Callable[[Ticket], Any]) -> dict[str, Any]:
     """What `work` returned for each host, or the `Trouble` that it met; hosts side by side, each within its limit."""
     for remark in lab.remarks:
         _log.warning("%s", remark)
     lanes = Lanes(lab.settings.parallel_hosts, lab.look_seconds)
     answers: dict[str, Any] = {}
 
-    def run(ticket: Ticket) -> Any:
-        return work(ticket.key)
-
     with progress.shown(what, len(lab.hosts), level) as tell:
-        for result in lanes.each(list(lab.hosts), run):
+        for result in lanes.each(list(lab.hosts), work):
             error = result.error
             if error is None:
                 answers[result.key] = result.value

@@ -19,14 +19,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import fabric
 import paramiko
 
 from kueue_ops.address import HostAddress
 from kueue_ops.known_hosts import Known, fingerprint, look_up, remember
-from kueue_ops.ssh_dial import Proxy, dial, has_greeting
+from kueue_ops.ssh_dial import Proxy, dial, has_greeting, is_there
 from kueue_ops.ssh_login import KeyLogin
 from kueue_ops.ssh_settings import SshConfig, Target
 from kueue_ops.trouble import HostTrouble, trouble
@@ -36,11 +36,12 @@ if TYPE_CHECKING:
 
 KEEPALIVE_SECONDS = 5
 ANSWER_LIMIT = 2**20
-"""Bytes of one stream of one command; a start-up file that prints without end is cut off."""
+"""The last bytes of one stream of one command that are kept; a start-up file may print without end."""
 DRAIN_SECONDS = 2.0
 """For output that is on its way when a command has ended, or never comes because a child holds the stream."""
 JUMPS_MAX = 8
 _PIECE = 2**15
+_TURN_TRIES = 3
 
 # Else paramiko's tracebacks go to stderr through logging's last resort; all that matters becomes a sentence.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -63,6 +64,14 @@ class Said(NamedTuple):
     """-1: the host told none."""
 
 
+class Bound(Protocol):
+    """Says when a host that answers may be worked on; waiting for one that is silent is no work."""
+
+    def enter(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+
 class HostConnection:
     """An open connection; ends with the ``with`` block. Raises `HostTrouble`, nothing else, for what the host does."""
 
@@ -74,8 +83,11 @@ class HostConnection:
         *,
         default_user: str = "",
         key_file: str = "",
+        bound: Bound | None = None,
     ) -> None:
+        """Connects and logs in. What `bound` raises passes through."""
         self.address = address
+        self._bound = bound
         self.remarks: list[str] = []
         """What a person should know of the way there, for example that a new host key was remembered."""
         self._config = config
@@ -139,9 +151,9 @@ class HostConnection:
             moved = _read(channel.recv_stderr_ready, channel.recv_stderr, err) or moved
             if until and until in out:
                 break
-            if moved:
-                continue
             now = time.monotonic()
+            if moved and now < deadline:
+                continue
             if channel.closed or (channel.eof_received and channel.exit_status_ready()):
                 break
             if channel.exit_status_ready():
@@ -150,7 +162,7 @@ class HostConnection:
                 if now > ended + DRAIN_SECONDS:
                     break
             if now > deadline:
-                raise self._hung(limit, _last_line(err) or _last_line(out))
+                raise self._hung(limit, _last_line(err) or _last_line(out, until))
             time.sleep(0.01)
         if not (until and until in out) and not channel.get_transport().is_active():
             raise trouble("ssh", f"{self.address}: the connection broke.", f"Try {self.target.command_line}")
@@ -172,8 +184,16 @@ class HostConnection:
         self, target: Target, chain: tuple[tuple[str, int], ...], gateway: fabric.Connection | None = None
     ) -> fabric.Connection:
         """`chain`: (host, port) of those that are to be reached through this one; `gateway`: what leads there."""
-        channel = self._way(target, chain) if gateway is None else self._through(gateway, target)
         limit = self._limits.connect
+        channel: Any = None
+        for _ in range(_TURN_TRIES):
+            channel = self._way(target, chain) if gateway is None else self._through(gateway, target)
+            if self._bound is None:
+                break
+            self._bound.enter()
+            # sshd waits two minutes for a login; ours may have waited longer for its turn.
+            if is_there(channel):
+                break
         known = look_up(target.known_hosts, target.known_as or target.host, target.known_port)
         connection = fabric.Connection(
             host=target.host,
@@ -227,6 +247,8 @@ class HostConnection:
         return self._through(gateway, target)
 
     def _through(self, gateway: Any, target: Target) -> Any:
+        if self._bound is not None:
+            self._bound.leave()
         try:
             return gateway.transport.open_channel(
                 "direct-tcpip", (target.host, target.port), ("", 0), timeout=self._limits.connect
@@ -350,12 +372,17 @@ def _read(is_ready: Callable[[], bool], receive: Callable[[int], bytes], into: b
     if not is_ready():
         return False
     piece = receive(_PIECE)
-    into += piece[: max(0, ANSWER_LIMIT - len(into))]
+    into += piece
+    # The end is kept: what start-up files print comes before the answer.
+    del into[: max(0, len(into) - ANSWER_LIMIT)]
     return bool(piece)
 
 
-def _last_line(output: bytearray) -> str:
+def _last_line(output: bytearray, end: bytes = b"") -> str:
+    """Of what a person wrote: not of our own answer, whose lines begin like its `end`."""
+    mark = end.decode().strip().partition(" ")[0]
     lines = output.decode("utf-8", "replace").strip().splitlines()
+    lines = [line for line in lines if line.strip() and not (mark and line.startswith(mark))]
     return "".join(character for character in lines[-1][-200:] if character.isprintable()) if lines else ""
 
 

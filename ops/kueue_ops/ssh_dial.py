@@ -12,6 +12,8 @@ import tempfile
 import threading
 import time
 
+import paramiko
+
 from kueue_ops.ssh_settings import Target
 from kueue_ops.trouble import HostTrouble, trouble
 
@@ -55,6 +57,15 @@ def has_greeting(channel: socket.socket, limit_seconds: float) -> bool:
     with contextlib.suppress(OSError):
         return bool(channel.recv(1, socket.MSG_PEEK))
     return False
+
+
+def is_there(channel: socket.socket | paramiko.Channel) -> bool:
+    """Has the other side not ended the connection?"""
+    if isinstance(channel, paramiko.Channel):
+        return not (channel.closed or channel.eof_received)
+    poll = select.poll()
+    poll.register(channel, select.POLLRDHUP)
+    return not poll.poll(0)
 
 
 class Proxy:

@@ -12,13 +12,18 @@ from __future__ import annotations
 
 import getpass
 import glob
+import ipaddress
 import os
 import re
 import shlex
+import signal
+import socket
+import subprocess
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import paramiko
+import psutil
 
 from kueue_ops.address import HostAddress, parse_host
 from kueue_ops.known_hosts import SSH_PORT, entry_name
@@ -27,6 +32,9 @@ from kueue_ops.trouble import HostTrouble, trouble
 USER_CONFIG = "~/.ssh/config"
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"
 DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
+_MATCH_SECONDS = 5.0
+_CRITERIA = frozenset({"all", "canonical", "final", "host", "originalhost", "user", "localuser"})
+"""Of ``Match``: those that paramiko judges as ssh(1) does."""
 _INCLUDE_DEPTH = 16
 """As in ssh_config(5)'s implementation: deeper ones go round in circles."""
 _INCLUDE = re.compile(r"\s*include(?:\s*=\s*|\s+)(.+)", re.IGNORECASE)
@@ -99,7 +107,7 @@ class SshConfig:
             *([f"User {user}"] if user else []),
         ]
         try:
-            options = paramiko.SSHConfig.from_text("\n".join([*first, "Host *", self._text])).lookup(address.host)
+            options = _Config.from_text("\n".join([*first, "Host *", self._text])).lookup(address.host)
             return self._target(address, dict(options), key_file)
         except HostTrouble:
             raise
@@ -143,6 +151,70 @@ class SshConfig:
             # ssh_config(5): of the two the one that stands first counts; both in one file is a rarity.
             proxy_command="" if jump and jump.lower() != "none" else word("proxycommand"),
         )
+
+
+class _Config(paramiko.SSHConfig):
+    """Runs the commands of ``Match exec`` itself: paramiko waits for them without end, and lends them our terminal."""
+
+    def _does_match(
+        self,
+        match_list: list[dict[str, Any]],
+        target_hostname: str,
+        canonical: bool,
+        final: bool,
+        options: dict[str, Any],
+    ) -> bool:
+        def holds(conditions: list[dict[str, Any]]) -> bool:
+            if not conditions:
+                return True
+            return bool(super(_Config, self)._does_match(conditions, target_hostname, canonical, final, options))  # type: ignore[misc]  # not in its types
+
+        others: list[dict[str, Any]] = []
+        for one in match_list:
+            if one["type"] in _CRITERIA:
+                others.append(one)
+                continue
+            if one["type"] == "localnetwork":
+                if _is_on(one["param"]) == one["negate"]:
+                    return False
+                continue
+            # paramiko takes criteria that it does not know for fulfilled.
+            if one["type"] != "exec":
+                return False
+            # As with ssh(1) it is run only where what stands before it holds.
+            if not holds(others):
+                return False
+            command = self._tokenize(options, target_hostname, "match-exec", one["param"])  # type: ignore[attr-defined]  # as above
+            if _succeeds(command) == one["negate"]:
+                return False
+        return bool(match_list) and holds(others)  # a `Host` block has no criteria
+
+
+def _is_on(networks: str) -> bool:
+    """Has this machine an address in one of these networks, ``10.0.0.0/8,192.168.1.0/24``?"""
+    ours = [
+        ipaddress.ip_address(one.address.partition("%")[0])
+        for addresses in psutil.net_if_addrs().values()
+        for one in addresses
+        if one.family in {socket.AF_INET, socket.AF_INET6}
+    ]
+    wanted = [ipaddress.ip_network(word, strict=False) for word in networks.split(",")]
+    return any(address in network for address in ours for network in wanted)
+
+
+def _succeeds(command: str) -> bool:
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", command], stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+    )
+    try:
+        return process.wait(_MATCH_SECONDS) == 0
+    except subprocess.TimeoutExpired as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise trouble(
+            "ssh", f"'Match exec {command}' of the ssh configuration did not end within {_MATCH_SECONDS:g} s."
+        ) from error
 
 
 def _hop(word: str) -> HostAddress:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import sys
 from pathlib import Path
@@ -24,7 +23,7 @@ class Steps:
         self._removed: set[Path] = set()
 
     def say(self, done: str, to_do: str) -> None:
-        """A step that is done, or would be."""
+        """A step that is done (said after it: it may fail), or would be."""
         print(f"would {to_do}" if self.is_dry else done)
 
     def remark(self, sentence: str) -> None:
@@ -44,15 +43,15 @@ class Steps:
                 "To have the new one instead: --force"
             )
             return False
+        if not self.is_dry:
+            if state != "same":
+                write(file, text)
+            self.record.note(self._purpose, file, text)
         if state == "same":
             self.say(f"unchanged {file}", f"leave {file} as it is")
         else:
             what = {"absent": "new", "ours": "renewed"}.get(state, "in the place of a changed one")
             self.say(f"wrote {file} ({what})", f"write {file} ({what})")
-        if not self.is_dry:
-            if state != "same":
-                write(file, text)
-            self.record.note(self._purpose, file, text)
         return True
 
     def remove(self, file: Path) -> bool:
@@ -64,12 +63,12 @@ class Steps:
                 "To remove it all the same: --force"
             )
             return False
-        if state != "absent":
-            self.say(f"removed {file}", f"remove {file}")
         self._removed.add(file)
         if not self.is_dry:
             file.unlink(missing_ok=True)
             self.record.forget(file)
+        if state != "absent":
+            self.say(f"removed {file}", f"remove {file}")
         return True
 
     def remove_folder(self, folder: Path) -> None:
@@ -78,12 +77,15 @@ class Steps:
             left = set(folder.iterdir()) - self._removed
         except OSError:
             return
-        if not left:
-            self.say(f"removed {folder}", f"remove {folder}")
-            self._removed.add(folder)
-            if not self.is_dry:
-                with contextlib.suppress(OSError):  # somebody was faster: then it is not empty
-                    folder.rmdir()
+        if left:
+            return
+        self._removed.add(folder)
+        if not self.is_dry:
+            try:
+                folder.rmdir()
+            except OSError:
+                return  # somebody was faster: then it is not empty
+        self.say(f"removed {folder}", f"remove {folder}")
 
     def systemctl(self, services: UserServices, *words: str) -> bool:
         """Whether ``systemctl --user`` did it (or would be asked to)."""

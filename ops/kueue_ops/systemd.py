@@ -127,7 +127,8 @@ def _replaced(text: str, key: str, line: str) -> str:
 
 def _percent(path: str) -> str:
     """A path alone on its line: only specifiers are looked for in it."""
-    if any(character in path for character in "\n\r\0") or path != path.strip() or path.endswith("\\"):
+    is_text = path.encode("utf-8", "replace").decode("utf-8") == path  # systemd passes over lines that are not UTF-8
+    if not is_text or any(character < " " for character in path) or path != path.strip() or path.endswith("\\"):
         raise KueueError(f"The path {path!r} cannot be written into a unit of systemd.", hint="Take another path.")
     return path.replace("%", "%%")
 

@@ -128,5 +128,13 @@ def user_name() -> str:
         return str(os.getuid())
 
 
+def home() -> str:
+    """The home of the account, which the service manager sees whatever HOME says; empty where no account is known."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return ""
+
+
 def linger_command() -> str:
     return f"loginctl enable-linger {user_name()}"

@@ -120,7 +120,7 @@ class Farm:
     def pid(self, name: str) -> int | None:
         """Of the worker of that host."""
         lock = self.hosts[name].folder / "state" / "workers" / name / "lock"
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it may be about to be written
             pid = int(lock.read_text().split()[0])
             if b"kueue.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return pid
@@ -222,10 +222,12 @@ def test_a_host_without_a_worker_has_a_detached_one_after_a_round_and_keeps_it(f
 
 def test_hosts_that_cannot_be_reached_get_a_line_each_round_and_delay_nobody(farm):
     farm.lab.start_server()
-    farm.mute("mute")
+    for name in ("mute", "mute2", "mute3"):
+        farm.mute(name)
     farm.alias("closed", free_port())
     farm.host("good")
-    farm.settings("mute closed no-such-host.invalid good", connect_timeout_seconds=8, parallel_hosts=4)
+    # One lane, and three silent hosts before the good one: who is only waited for has no lane.
+    farm.settings("mute mute2 mute3 closed no-such-host.invalid good", connect_timeout_seconds=8, parallel_hosts=1)
     begun = time.monotonic()
     tool = farm.start()
     farm.lab.until(lambda: farm.is_online("good"), "the good host has a worker", seconds=60, process=tool.process)
@@ -255,19 +257,32 @@ def test_a_tenth_of_a_minute_is_six_seconds(farm):
     assert tool.stop() == 0
 
 
-def test_a_session_without_a_worker_is_renewed(farm):
+def test_a_session_without_a_worker_is_renewed_and_one_of_somebody_else_is_left_alone(farm):
     farm.lab.start_server()
-    farm.host("h1")
+    host = farm.host("h1")
     farm.settings()
-    farm.screen("h1", "-dmS", "kueue_worker", "sleep", "1000")
-    farm.lab.until(lambda: farm.sessions("h1"), "the session is there")
-    (stale,) = farm.sessions("h1")
+    stuck = host.script("kueue_worker", "#!/bin/sh\nsleep 1000\n", host.folder / "stuck")
+    farm.screen("h1", "-dmS", "kueue_worker", str(stuck))
+    farm.screen("h1", "-dmS", "kueue_worker", "tail", "-f", "/dev/null")
+    farm.lab.until(lambda: len(farm.sessions("h1")) == 2, "the sessions are there")
     done = farm.run("--once")
     assert done.returncode == 0, done.stderr
     assert "renewed" in done.stderr
+    (theirs,) = re.findall(r"the screen session (\d+\.kueue_worker) \(tail\) runs no worker", done.stderr)
     assert farm.is_online("h1")
-    assert len(farm.sessions("h1")) == 1
-    assert farm.sessions("h1") != [stale]
+    assert theirs in farm.sessions("h1")
+    assert len(farm.sessions("h1")) == 2
+    assert not _runs(stuck)
+
+
+def _runs(program: Path) -> bool:
+    """Is there a process that was started as this?"""
+    mark = str(program).encode()
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if mark in entry.read_bytes().split(b"\0")[:2]:
+                return True
+    return False
 
 
 def test_without_a_server_a_worker_is_started_and_one_that_lives_is_left_alone(farm):
@@ -596,3 +611,25 @@ def test_options_that_do_not_fit_are_refused(farm, option):
     done = farm.run(option)
     assert done.returncode == 2
     assert option in done.stderr
+
+
+def test_results_go_to_any_stream_and_what_cannot_be_written_is_an_error_of_one_line(farm):
+    farm.lab.config()
+    farm.alias("closed", free_port())
+    farm.settings("closed münchen.invalid")
+    plain = farm.run("--once", LC_ALL="C", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert plain.returncode == 1
+    assert len(plain.stdout.splitlines()) == 2
+    tool = f"{farm.lab.python} -m kueue_ops.restart_workers -c {farm.folder / 'lab.toml'}"
+
+    def shell(line: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["sh", "-c", line], capture_output=True, text=True, env=farm.environment(), check=False, timeout=60
+        )
+
+    silent = shell(f"{tool} --once 2>&-")
+    assert silent.returncode == 1
+    assert len(silent.stdout.splitlines()) == 2
+    full = shell(f"{tool} --once >/dev/full")
+    assert full.returncode == 1
+    assert full.stderr.splitlines()[-1].startswith("Error: The results cannot be written")

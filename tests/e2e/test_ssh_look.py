@@ -183,10 +183,10 @@ def test_a_start_up_file_that_exits_is_told_and_is_no_dead_worker(new_host, shel
     assert "echo ok" in trouble.hint
 
 
-def test_a_start_up_file_that_floods_is_cut_off(host):
-    write_rc(host, "bash", "yes kueue_worker | head -c 20000000\n")
-    trouble = trouble_of(host)
-    assert trouble.kind == "command"
+@pytest.mark.parametrize("noise", ["yes kueue_worker", "tr '\\0' a < /dev/zero"])
+def test_a_start_up_file_that_prints_without_measure_does_not_hide_the_answer(host, noise):
+    write_rc(host, "bash", f"{noise} | head -c 20000000\n")
+    assert look(host, command_timeout_seconds=60).worker_name
 
 
 def test_a_start_up_file_that_waits_for_ever_is_given_up_with_its_last_words(host):

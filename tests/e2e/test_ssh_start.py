@@ -278,6 +278,31 @@ def test_a_worker_that_crashes_at_once_leaves_its_reason(host):
     assert "trio was built for another Python" in trouble.sentence
 
 
+@pytest.mark.parametrize("has_screen", [True, False])
+def test_what_a_worker_says_before_its_log_is_open_and_what_signal_ends_it_are_told(host, has_screen):
+    if not has_screen:
+        host.script("screen", "#!/bin/sh\nexit 1\n")
+    good = (host.bin / "kueue_worker").read_text()
+    for end, words in (
+        ("echo 'libpython3.11.so: cannot open shared object file' >&2; exit 127", "cannot open shared object file"),
+        ("kill -SEGV $$", "Segmentation fault"),
+        ("exit 9", "exit code 9"),
+    ):
+        host.script(
+            "kueue_worker", good.replace("#!/bin/sh\n", f'#!/bin/sh\ncase "$*" in *--log-file*) {end};; esac\n')
+        )
+        trouble = trouble_of(lambda: start(host))
+        assert trouble.kind == "died"
+        assert words in trouble.sentence
+
+
+def test_a_screen_that_starts_nothing_and_says_nothing_is_passed_over(host):
+    host.script("screen", '#!/bin/sh\ncase $1 in -ls) echo "No Sockets found in /x." ;; esac\nexit 0\n')
+    report = start(host)
+    assert (report.how, report.pid) == ("setsid", look(host).worker_pid)
+    assert "its screen starts nothing" in report.noted[0]
+
+
 def test_old_last_words_are_not_taken_for_new_ones(host):
     sight = look(host)
     Path(sight.log_file).write_text("2026-01-01T00:00:00.000Z ERROR worker  an old story\n")
@@ -353,16 +378,64 @@ def test_a_worker_is_renewed_whatever_state_it_is_in(host):
         second = there.renew(there.look())
         assert second.pid not in {None, first.pid}
         assert is_gone(first.pid)
-        # A session whose worker is gone.
+        # A session whose worker is gone, and one that never got as far as to take its lock.
         os.kill(second.pid, signal.SIGTERM)
         wait_until(lambda: is_gone(second.pid), "it ended")
-        subprocess.run(["screen", "-dmS", SESSION, "sleep", "1000"], env={**os.environ, **host.environment}, check=True)
+        stuck = host.script("kueue_worker", "#!/bin/sh\nsleep 1000\n", host.folder / "stuck")
+        subprocess.run(["screen", "-dmS", SESSION, str(stuck)], env={**os.environ, **host.environment}, check=True)
         wait_until(lambda: len(there.look().sessions) == 1, "a session without a worker")
         third = there.renew(there.look())
         assert third.pid is not None
         sight = there.look()
         assert sight.worker_pid == third.pid
-        assert len(sight.sessions) == 1
+        assert [one.program for one in sight.sessions] == [""]
+
+
+@pytest.mark.slow
+def test_a_session_of_our_name_in_which_somebody_edits_is_left_alone(host):
+    need("screen")
+    environment = {**os.environ, **host.environment}
+    subprocess.run(["screen", "-dmS", SESSION, "tail", "-f", "/dev/null"], env=environment, check=True)
+    wait_until(lambda: [one.program for one in look(host).sessions] == ["tail"], "it is seen as somebody's")
+    (theirs,) = look(host).sessions
+    assert f"{theirs.pid}.{SESSION} (tail) runs no worker and is left alone" in look(host).noted[0]
+    first = start(host)
+    assert (first.how, first.pid is not None) == ("screen", True)
+    # A second window of the worker's own session is somebody's as well.
+    (ours,) = (one for one in look(host).sessions if one.pid != theirs.pid)
+    more = ["screen", "-S", f"{ours.pid}.{SESSION}", "-X", "screen", "tail", "-f", "/dev/null"]
+    subprocess.run(more, env=environment, check=True)
+    wait_until(lambda: len(_children(ours.pid)) == 2, "the window is open")
+    with remote(host) as there:
+        second = there.renew(there.look())
+        assert second.pid not in {None, first.pid}
+        there.stop()
+        assert is_gone(second.pid)
+        assert {(one.pid, one.program) for one in there.look().sessions} == {(theirs.pid, "tail"), (ours.pid, "tail")}
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+@pytest.mark.slow
+def test_a_renewal_comes_to_its_end_though_the_connection_breaks_in_the_middle(host):
+    first = start(host)
+    good = (host.bin / "kueue_worker").read_text()
+    gate, stopped = host.folder / "gate", host.folder / "stopped"
+    wait = f"case $* in *--stop*) touch {stopped}; while [ ! -e {gate} ]; do sleep 0.1; done ;; esac\n"
+    host.script("kueue_worker", good.replace("#!/bin/sh\n", f"#!/bin/sh\n{wait}"))
+    with remote(host) as there:
+        sight = there.look()
+        with ThreadPoolExecutor(1) as pool:
+            renewal = pool.submit(there.renew, sight)
+            wait_until(stopped.exists, "it is about to stop the worker")
+            there.close()
+            assert isinstance(renewal.exception(60), HostTrouble)
+    wait_until(lambda: not _sessions_of(host), "sshd has no session left")
+    gate.touch()
+    wait_until(lambda: look(host).worker_pid not in {None, first.pid}, "a new worker", seconds=60)
+    assert is_gone(first.pid)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import pytest
 
 from kueue.errors import ConfigError
-from kueue_ops.address import HostAddress, duplicates, parse_host, parse_hosts
+from kueue_ops.address import HostAddress, check_login, duplicates, parse_host, parse_hosts
 
 
 @pytest.mark.parametrize(
@@ -59,3 +59,16 @@ def test_a_host_written_twice_counts_once_where_it_was_first_and_is_told():
 def test_the_bad_word_among_good_ones_is_named():
     with pytest.raises(ConfigError, match="'c:x'"):
         parse_hosts("a b c:x d")
+
+
+@pytest.mark.parametrize("name", ["-oProxyCommand=x", "a b", "a;b", "$(id)", "a'b", "\x1b[31m"])
+def test_a_login_that_a_shell_could_take_for_more_is_refused(name):
+    with pytest.raises(ConfigError) as caught:
+        check_login(name)
+    assert str(caught.value).isprintable()
+
+
+def test_what_is_no_host_is_shown_harmless():
+    with pytest.raises(ConfigError) as caught:
+        parse_host("h\x1b[31m")
+    assert str(caught.value).isprintable()

@@ -90,7 +90,7 @@ class Farm:
         )
 
     @contextmanager
-    def reach(self, address):
+    def reach(self, address, _ticket):
         self.machines[address.host]._meets("connect")
         yield self.machines[address.host]
 

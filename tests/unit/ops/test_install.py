@@ -32,7 +32,14 @@ class Home:
         known["TEST_SESSION_OF_KUEUE"] = os.environ["TEST_SESSION_OF_KUEUE"]
         command = [sys.executable, "-m", "kueue_ops.install", *map(str, words)]
         return subprocess.run(
-            command, env={**known, **environ}, capture_output=True, text=True, check=False, timeout=60, cwd="/"
+            command,
+            env={**known, **environ},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=60,
+            cwd="/",
         )
 
     def files(self):
@@ -205,6 +212,47 @@ def test_the_record_can_be_checked_by_sha256sum(home):
     (home.path / BASH).write_text("changed\n")
     told = subprocess.run(check, check=False, capture_output=True, text=True)
     assert f"{home.path / BASH}: FAILED" in told.stdout
+
+
+def test_a_folder_with_any_name_is_remembered_so_that_sha256sum_understands_it(home):
+    folder = home.path / os.fsdecode(b"a\nb\\c\xe2\x80\xa8d\xff")
+    home.install("grafana", folder)
+    check = ["sha256sum", "--check", "--quiet", str(home.path / RECORD)]
+    assert subprocess.run(check, check=False, capture_output=True).returncode == 0
+    assert home.install("grafana", folder, "--uninstall").returncode == 0
+    assert home.files() == []
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(home):
+    file = home.path / BASH
+    file.parent.mkdir(parents=True)
+    os.mkfifo(file)
+    done = home.install("completion", "bash")
+    assert done.returncode == 1
+    assert f"Kept {file}" in done.stderr
+    (home.path / RECORD).unlink(missing_ok=True)
+    os.mkfifo(home.path / RECORD)
+    done = home.install("completion", "fish")
+    assert done.returncode == 1
+    assert f"{home.path / RECORD} is not a file" in done.stderr
+
+
+def test_nothing_is_said_to_be_written_that_is_not(home):
+    folder = home.path / "p"
+    folder.mkdir()
+    (folder / "kueue.scrape.yml").mkdir()
+    done = home.install("prometheus", folder, "--force")
+    assert done.returncode == 1
+    assert "kueue.scrape.yml" in done.stderr
+    assert "kueue.scrape.yml" not in done.stdout
+    written = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("wrote ")]
+    assert all(Path(name).is_file() for name in written)
+
+
+def test_a_home_without_a_place_is_refused(home, tmp_path):
+    done = home.install("completion", "bash", HOME="relative")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "HOME is 'relative', which is no absolute path" in done.stderr
 
 
 def test_two_at_once_forget_nothing(home):

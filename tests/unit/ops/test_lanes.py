@@ -40,8 +40,9 @@ def test_results_and_errors_come_back_with_their_key():
 def test_no_more_run_at_once_than_there_are_lanes():
     lock, now, most = threading.Lock(), 0, 0
 
-    def work(_):
+    def work(ticket):
         nonlocal now, most
+        ticket.enter()
         with lock:
             now += 1
             most = max(most, now)
@@ -55,6 +56,7 @@ def test_no_more_run_at_once_than_there_are_lanes():
 
 def test_what_hangs_is_given_up_and_delays_nobody(gate):
     def work(ticket):
+        ticket.enter()
         if ticket.key.startswith("hung"):
             gate.wait()
         return ticket.key
@@ -100,16 +102,23 @@ def test_a_key_that_hangs_again_and_again_does_not_pile_up_threads(gate):
 
 def test_after_closing_nothing_begins_and_what_runs_may_end(gate):
     lanes = Lanes(1, 30)
-    began = []
+    began, refused = [], threading.Event()
 
     def work(ticket):
+        try:
+            ticket.enter()
+        except Abandoned:
+            refused.set()
+            raise
         began.append(ticket.key)
         gate.wait()
 
     lanes.submit("a", work, lambda _: None)
-    lanes.submit("b", work, lambda _: None)
     until(lambda: began == ["a"])
+    lanes.submit("b", work, lambda _: None)
     lanes.close()
+    lanes.submit("c", work, lambda _: None)
+    assert refused.wait(20)
     assert not lanes.wait_idle(0.05)
     gate.set()
     assert lanes.wait_idle(20)
@@ -121,11 +130,75 @@ def test_more_lanes_are_used_at_once(gate):
     began = []
 
     def work(ticket):
+        ticket.enter()
         began.append(ticket.key)
         gate.wait()
 
     for key in "abc":
         lanes.submit(key, work, lambda _: None)
-    until(lambda: began == ["a"])
+    until(lambda: len(began) == 1)
     lanes.widen(3, 30)
     until(lambda: sorted(began) == ["a", "b", "c"])
+
+
+def test_those_that_wait_outside_hold_no_lane_and_their_limit_counts_anew_inside(gate):
+    """Nine that are silent, one lane: the tenth has it at once; who waits for the lane is not taken to hang."""
+    lanes = Lanes(1, 0.5)
+    slow = threading.Event()
+
+    def work(ticket):
+        if ticket.key.startswith("mute"):
+            gate.wait(30)
+        ticket.enter()
+        if ticket.key.startswith("slow"):
+            time.sleep(0.3)
+        slow.set()
+        return ticket.key
+
+    silent, results = [f"mute{number}" for number in range(9)], {}
+    for key in [*silent, "slow1", "slow2", "slow3", "good"]:
+        lanes.submit(key, work, lambda result: results.setdefault(result.key, result))
+    until(lambda: len(results) == 13)
+    assert {key for key, one in results.items() if one.is_hung} == set(silent)
+    assert results["good"].value == "good"
+
+
+def test_a_lane_that_was_left_is_free_for_the_next_and_is_entered_again_in_turn(gate):
+    lanes = Lanes(1, 30)
+    order = []
+
+    def work(ticket):
+        ticket.enter()
+        ticket.enter()  # who is in stays in
+        order.append(ticket.key)
+        if ticket.key == "a":
+            ticket.leave()
+            gate.wait(30)
+            ticket.enter()
+            order.append("a again")
+
+    results = {}
+    lanes.submit("a", work, lambda result: results.setdefault("a", result))
+    until(lambda: order == ["a"])
+    lanes.submit("b", work, lambda result: results.setdefault("b", result))
+    until(lambda: "b" in results)
+    gate.set()
+    until(lambda: "a" in results)
+    assert order == ["a", "b", "a again"]
+
+
+def test_more_than_a_crowd_wait_for_their_thread():
+    lanes = Lanes(1, 30, crowd=2)
+    lock, now, most = threading.Lock(), 0, 0
+
+    def work(_):
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.02)
+        with lock:
+            now -= 1
+
+    assert len(list(lanes.each(map(str, range(12)), work))) == 12
+    assert most == 3

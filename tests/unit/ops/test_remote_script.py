@@ -2,7 +2,10 @@
 
 import re
 import shlex
+import shutil
+import subprocess
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +15,7 @@ from kueue_ops.remote_steps import assigned
 
 def test_the_line_has_nothing_that_a_shell_reads_in_its_own_way():
     command = pack("x='don''t!' \\ \n# ä\r\n").command
-    assert command.startswith("exec sh -c ")
+    assert command.startswith("exec /bin/sh -c ")
     words = shlex.split(command)[5:]
     assert words
     # No newline, no `!`, no quote, and a backslash only before an octal number: tcsh, fish and csh differ there.
@@ -51,3 +54,32 @@ def test_only_marked_lines_count():
 def test_an_answer_without_its_end_is_not_whole():
     assert not Answer("M", "M how screen\nend .\nN end .").is_whole
     assert not Answer("M", "").is_whole
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash"])
+@pytest.mark.parametrize(
+    "before",
+    [
+        "set -eu; export SHELLOPTS",
+        "set -f; export SHELLOPTS",
+        "printf() { echo no; }; sed() { :; }; command() { return 1; }; export -f printf sed command",
+        "export PATH=/nowhere IFS=x CDPATH=/ POSIXLY_CORRECT=1 ENV=/dev/full BASH_ENV=/dev/full",
+        "alias printf=false sh=false",
+    ],
+)
+def test_what_a_login_shell_hands_down_does_not_change_the_script(shell, before):
+    """bash as login shell, and as what plays ``sh`` on some systems."""
+    if shutil.which("bash") is None or shutil.which(shell) is None:
+        pytest.skip("not installed here: bash or dash")
+    request = pack(
+        'false; say unset "$nothing"; printf "a/b\\n" | sed s,/,-, | tell said; command -v sh >/dev/null && say ok yes\n'
+    )
+    command = request.command.replace("/bin/sh", str(shutil.which(shell)), 1)
+    if shell == "bash":
+        command = command.replace(" -c ", " --posix -c ", 1)
+    done = subprocess.run(
+        ["bash", "-c", f"{before}\n{command}"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+    answer = Answer(request.marker, done.stdout)
+    assert answer.is_whole, done
+    assert (answer.word("said"), answer.word("ok")) == ("a-b", "yes")

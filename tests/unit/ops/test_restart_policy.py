@@ -20,7 +20,7 @@ from kueue_ops.restart_policy import (
     is_older,
     spoken,
 )
-from kueue_ops.sight import HostSight, ScreenSession, Trouble, WorkerSight
+from kueue_ops.sight import UNIT, HostSight, ScreenSession, Service, Trouble, WorkerSight
 
 ALIVE = ServerWord(is_reached=True, worker=WorkerSight("w1", is_alive=True, version="1.0"))
 DEAD = ServerWord(is_reached=True, worker=WorkerSight("w1", is_alive=False))
@@ -133,6 +133,13 @@ def test_a_worker_from_before_the_last_boot_is_gone_though_the_server_has_not_no
     up = msgspec.structs.replace(UP, boot_id="boot-2")
     assert host.after(5).see(up, ALIVE).has_worker
     assert host.after(60).see(rebooted, ALIVE).action == "leave"
+
+
+def test_a_worker_that_was_started_before_the_last_boot_is_gone_though_nobody_looked_in_between():
+    host = Host()
+    assert host.see(DOWN).action == "start"
+    assert host.after(2).see(Trouble("no_route", "no way"), AWAY).action == "trouble"
+    assert host.after(3).see(look(boot_id="boot-2"), ALIVE).action == "start"
 
 
 # --- start and renew --------------------------------------------------------------------------------------------------
@@ -451,7 +458,7 @@ STEPS = st.lists(st.tuples(LOOKS, WORDS, st.floats(0, 1e5), st.booleans()), max_
 @given(STEPS)
 def test_whatever_is_seen_no_worker_that_works_is_touched_and_nothing_is_started_twice(steps):
     host = Host()
-    last_boot = None
+    last_boot = last_start = None
     for found, word, pause, has_failed in steps:
         host.after(pause)
         decision = host.see(found, word, trouble=Trouble("died", "it died") if has_failed else None)
@@ -464,10 +471,13 @@ def test_whatever_is_seen_no_worker_that_works_is_touched_and_nothing_is_started
         if decision.action in {"start", "renew"}:
             assert found.command
         if found.worker_pid is not None:
-            last_boot = found.boot_id
-        if word.sees_it and (found.worker_pid is not None or found.boot_id == last_boot):
+            last_boot, last_start = found.boot_id, None
+        is_of_this_boot = found.boot_id == last_boot and last_start in {None, found.boot_id}
+        if word.sees_it and (found.worker_pid is not None or is_of_this_boot):
             assert decision.has_worker
             assert decision.action == "leave" or decision.cause == "version"
+        if decision.action in {"start", "renew"} and not has_failed:
+            last_start = found.boot_id
         if found.worker_pid is not None and not word.is_reached:
             assert decision.action == "leave"
         if decision.look_again_seconds is not None:
@@ -524,3 +534,41 @@ def test_versions_are_compared_as_numbers(running, installed, expected):
 @pytest.mark.parametrize(("seconds", "text"), [(0.2, "1 s"), (40, "40 s"), (120, "2 min"), (10800, "3.0 h")])
 def test_lengths_of_time_are_short_words(seconds, text):
     assert spoken(seconds) == text
+
+
+# --- a unit, and sessions of somebody else ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("service", "action", "words"),
+    [
+        (Service("inactive", is_enabled=True, pid=None), "start", f"No worker runs; {UNIT} is inactive."),
+        (Service("failed", is_enabled=True, pid=None, why="x"), "start", f"No worker runs; {UNIT} is failed."),
+        (Service("active", is_enabled=False, pid=9), "renew", f"{UNIT} is active and has no worker that works."),
+        (Service("activating", is_enabled=True, pid=9), "renew", f"{UNIT} is activating and has no worker that works."),
+    ],
+)
+def test_where_a_unit_is_for_the_worker_it_is_said_so(service, action, words):
+    decision, _ = decide(HostHistory(), look(service=service), UNKNOWN, Scene(now=1.0, host="h1"))
+    assert (decision.action, decision.sentence) == (action, words)
+
+
+def test_a_unit_that_was_just_started_is_given_time_and_one_that_failed_tells_why():
+    starting = look(service=Service("activating", is_enabled=True, pid=9))
+    history = acted(HostHistory(), starting, None, Scene(now=100.0, host="h1"))
+    decision, history = decide(history, starting, UNKNOWN, Scene(now=105.0, host="h1"))
+    assert (decision.action, decision.is_settled) == ("leave", False)
+    failed = look(
+        service=Service("failed", is_enabled=True, pid=None, why="cores must be at least 0"), last_words="old"
+    )
+    decision, _ = decide(history, failed, UNKNOWN, Scene(now=110.0, host="h1"))
+    assert decision.action == "back_off"
+    assert decision.sentence.endswith(f"{UNIT}: cores must be at least 0")
+
+
+def test_a_session_in_which_somebody_does_something_else_counts_as_none():
+    vim = ScreenSession(pid=10, is_dead=False, program="vim")
+    decision, _ = decide(HostHistory(), look(sessions=(vim,)), UNKNOWN, Scene(now=1.0, host="h1"))
+    assert decision.action == "start"
+    decision, _ = decide(HostHistory(), look(sessions=(vim, *SESSION)), UNKNOWN, Scene(now=1.0, host="h1"))
+    assert decision.action == "renew"

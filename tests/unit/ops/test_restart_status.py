@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import os
 
+import pytest
+
 from kueue import clock
 from kueue.cli.screen import Screen
 from kueue_ops import restart_status
+from kueue_ops.restart_policy import Decision, ServerWord
 from kueue_ops.restart_status import HostStatus, RoundsStatus
-from kueue_ops.sight import WorkerSight
+from kueue_ops.sight import HostSight, ScreenSession, Service, WorkerSight
 
 UP = HostStatus(
     "ada@h1.lab:2222",
@@ -65,3 +68,23 @@ def test_the_table_has_a_row_for_each_host_and_shows_no_control_characters():
     assert cells[1] == ["ada@h1.lab:2222", "yes", "screen 7", "h1", "alive", "-", "-", ""]
     assert cells[2][:5] == ["h2", "no", "?", "?", "not seen"]
     assert "\x1b" not in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("sessions", "service", "pid", "shown"),
+    [
+        ((), None, None, "none"),
+        ((ScreenSession(7, is_dead=False),), None, 17, "screen 7"),
+        ((ScreenSession(7, is_dead=True),), None, None, "dead"),
+        ((ScreenSession(7, is_dead=False, program="vim"),), None, None, "none"),
+        ((ScreenSession(7, is_dead=False, program="vim"), ScreenSession(8, is_dead=False)), None, 17, "screen 8"),
+        ((), Service("active", is_enabled=True, pid=17), 17, "systemd"),
+        ((), Service("activating", is_enabled=True, pid=17), None, "systemd"),
+        ((ScreenSession(7, is_dead=False),), Service("active", is_enabled=True, pid=9), 17, "screen 7"),
+        ((), Service("failed", is_enabled=True, pid=None), None, "none"),
+    ],
+)
+def test_what_holds_the_worker_is_shown(sessions, service, pid, shown):
+    look = HostSight("h1", "b", sessions, has_screen=True, command="w", worker_pid=pid, service=service)
+    status = HostStatus.of("h1", look, ServerWord(is_reached=False), Decision("leave", "x"), None)
+    assert status.session == shown

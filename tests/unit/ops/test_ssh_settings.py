@@ -114,3 +114,39 @@ def test_a_file_that_cannot_be_understood_is_one_sentence(target, text):
     assert caught.value.trouble.kind == "ssh"
     assert "ralab01" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+# --- Match -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("criteria", "holds"),
+    [
+        ("exec true", True),
+        ("exec false", False),
+        ("!exec false", True),
+        ('exec "test %n = ralab01"', True),
+        ('exec "read line"', False),  # it has no terminal to read from
+        ("host other exec true", False),
+        ("host ralab* exec true", True),
+        ("localnetwork 127.0.0.0/8", True),
+        ("localnetwork 240.0.0.0/4,2001:db8::/32", False),
+        ("!localnetwork 240.0.0.0/4", True),
+        ("tagged work", False),
+        ("sessiontype shell", False),
+    ],
+)
+def test_a_block_counts_where_its_criteria_hold(target, criteria, holds):
+    assert (target(f"Match {criteria}\n  Port 7\n").port == 7) is holds
+
+
+def test_a_command_of_match_is_not_run_where_what_stands_before_it_does_not_hold(target, tmp_path):
+    target(f'Match host other exec "touch {tmp_path}/ran"\n  Port 7\n')
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_command_of_match_that_hangs_is_ended_and_told(target, monkeypatch):
+    monkeypatch.setattr("kueue_ops.ssh_settings._MATCH_SECONDS", 0.2)
+    with pytest.raises(HostTrouble) as caught:
+        target('Match exec "sleep 1000"\n  Port 7\n')
+    assert "'Match exec sleep 1000' of the ssh configuration did not end within 0.2 s" in str(caught.value)

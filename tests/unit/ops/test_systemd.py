@@ -116,7 +116,9 @@ def test_any_path_comes_out_of_a_unit_as_it_went_in(path):
     assert systemd.started(systemd.unit(shipped("worker"), Command((path,)))) == path
 
 
-@pytest.mark.parametrize("path", ["/a\nb/kueue_x", "/a\rb", "/a/ ", '/"a"/x', "/a'b/x", "/a\\b"])
+@pytest.mark.parametrize(
+    "path", ["/a\nb/kueue_x", "/a\rb", "/a/ ", "/a\tb", "/a\x01b", "/a\udcffb", '/"a"/x', "/a'b/x", "/a\\b"]
+)
 def test_a_path_that_cannot_stand_in_a_unit_is_refused(path):
     with pytest.raises(KueueError, match="cannot be written into a unit"):
         systemd.unit(shipped("worker"), Command((path,)))
