@@ -405,6 +405,8 @@ class WorkerRow(Struct, frozen=True, kw_only=True):
     """0…1, the largest of slots, cores and memory."""
     offered: tuple[int, ...] = ()
     running: tuple[int, ...] = ()
+    boot_id: str = ""
+    """Of the machine's boot in which the worker said hello; what is older than the machine's present one is over."""
 
 
 class WorkerList(Message, frozen=True, kw_only=True):

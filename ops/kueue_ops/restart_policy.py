@@ -70,7 +70,7 @@ class HostHistory(msgspec.Struct, frozen=True):
     missing_since: float | None = None
     """Since when the server sees a worker of which the host shows nothing."""
     worker_boot: str = ""
-    """Boot of the host at the last look that found a worker there."""
+    """Boot of the host at the last look that found a worker there, or at our last start."""
 
 
 class ServerWord(msgspec.Struct, frozen=True):
@@ -164,8 +164,8 @@ def decide(
         kept = msgspec.structs.replace(history, unseen_since=None, missing_since=None)
         return Decision("trouble", look.sentence, hint=look.hint), kept
     # A boot ends every worker; what the server sees of an earlier one is a connection whose end it has not noticed yet.
-    known_boots = {history.worker_boot, history.started_boot if history.started_at is not None else ""}
-    is_over = look.worker_pid is None and not known_boots <= {"", look.boot_id}
+    latest = (word.worker.boot_id if word.worker is not None else "") or history.worker_boot
+    is_over = look.worker_pid is None and latest not in {"", look.boot_id}
     boot = history.worker_boot if look.worker_pid is None else look.boot_id
     if word.sees_it and not is_over:
         decision, history = _seen(history, look, word, scene)
@@ -184,7 +184,9 @@ def acted(history: HostHistory, look: HostSight, trouble: Trouble | None, scene:
     """The history after a start or renewal, which succeeded unless there was `trouble`."""
     history = msgspec.structs.replace(history, tried_on=circumstances(look, scene.settings_stamp), unseen_since=None)
     if trouble is None:
-        return msgspec.structs.replace(history, started_at=scene.now, started_boot=look.boot_id)
+        return msgspec.structs.replace(
+            history, started_at=scene.now, started_boot=look.boot_id, worker_boot=look.boot_id
+        )
     return _failed(history, trouble.sentence, scene)
 
 

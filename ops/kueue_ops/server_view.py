@@ -125,7 +125,13 @@ def _by_name(rows: list[dict[str, object]]) -> dict[str, WorkerSight]:
     found: dict[str, WorkerSight] = {}
     for row in rows:
         name, state = str(row["name"]), row.get("state")
-        sight = WorkerSight(name, state in _ALIVE, version=str(row.get("version", "")), offline=state == "offline")
+        sight = WorkerSight(
+            name,
+            state in _ALIVE,
+            version=str(row.get("version", "")),
+            boot_id=str(row.get("boot_id", "")),
+            offline=state == "offline",
+        )
         if name not in found or sight.is_alive:
             found[name] = sight
     return found

@@ -102,5 +102,7 @@ class WorkerSight(msgspec.Struct, frozen=True):
     is_alive: bool
     """Connected and not silent."""
     version: str = ""
+    boot_id: str = ""
+    """Of the boot in which it said hello; empty: the server does not tell."""
     offline: bool = False
     """A person took it offline; it is not our business to start it less for that."""

@@ -108,6 +108,19 @@ def test_a_worker_of_a_newer_version_than_the_installed_one_is_left_alone():
     assert Host().see(look(sessions=SESSION, worker_pid=17, worker_version="1.1"), ALIVE).action == "leave"
 
 
+def test_a_host_never_seen_before_whose_worker_the_server_knows_of_an_earlier_boot_gets_one_at_once():
+    word = ServerWord(is_reached=True, worker=WorkerSight("w1", is_alive=True, version="1.0", boot_id="boot-1"))
+    assert Host().see(look(boot_id="boot-2"), word).action == "start"
+    assert Host().see(look(boot_id="boot-1"), word).action == "leave"
+
+
+def test_a_worker_that_came_up_by_itself_after_our_start_of_an_earlier_boot_is_the_latest_that_is_known():
+    host = Host()
+    assert host.see(DOWN).action == "start"
+    host.see(look(boot_id="boot-2", sessions=SESSION, worker_pid=17), DEAD)
+    assert host.see(look(boot_id="boot-2"), ALIVE).action == "leave"
+
+
 def test_after_a_power_loss_the_host_is_looked_at_often_until_the_server_has_noticed():
     host = Host()
     looks = []
