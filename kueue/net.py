@@ -38,6 +38,8 @@ GOODBYE_SECONDS = 2.0
 """How long the last words may take when a connection is closed in good order."""
 BACKLOG_LIMIT = 64 * 1024 * 1024
 """Bytes queued for one peer above which it counts as one that does not read: four of the largest frames."""
+COMPANY_SECONDS = 0.005
+"""How long what can wait waits for company: a short job begins and ends within it."""
 
 _READ_BYTES = 256 * 1024
 _OURS = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK})
@@ -69,6 +71,7 @@ class MessageStream(Generic[M]):
         self._backlog_limit = backlog_limit
         self._queue: list[bytes | bytearray] = []
         self._work = trio.Event()
+        self._hurry = trio.Event()
         self._less = trio.Event()
         self._closed = False
         self._writing = trio.CancelScope()
@@ -87,9 +90,10 @@ class MessageStream(Generic[M]):
         self._reader.limit = limit
         return cast("MessageStream[N]", self)
 
-    def put(self, messages: Sequence[Message]) -> None:
+    def put(self, messages: Sequence[Message], *, can_wait: bool = False) -> None:
         """Queue messages, in order, without waiting; after the end of the connection they are dropped.
 
+        `can_wait`: nobody waits for them, so they may stay some milliseconds for the next ones to go with them.
         A backlog above the limit drops the connection.
         """
         if self._closed or not messages:
@@ -100,6 +104,8 @@ class MessageStream(Generic[M]):
         if self.backlog > self._backlog_limit:
             self.drop(f"does not read: {self.backlog} bytes wait for it")
         self._work.set()
+        if not can_wait:
+            self._hurry.set()
 
     async def send(self, messages: Sequence[Message], below: int = 1024 * 1024) -> None:
         """Queue messages and wait until less than `below` bytes are waiting; returns at the end of the connection."""
@@ -168,6 +174,10 @@ class MessageStream(Generic[M]):
                     if not self._queue:
                         self._work = trio.Event()
                         await self._work.wait()
+                    if not self._hurry.is_set():
+                        with trio.move_on_after(COMPANY_SECONDS):
+                            await self._hurry.wait()
+                    self._hurry = trio.Event()
                     queue, self._queue = self._queue, []
                     data = queue[0] if len(queue) == 1 else b"".join(queue)
                     await self._stream.send_all(data)

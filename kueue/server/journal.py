@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 from kueue import log
 from kueue.core.facts import AnyFact
@@ -33,4 +34,15 @@ def write(facts: Sequence[AnyFact], remarks: Sequence[str]) -> None:
     for fact in facts:
         offer = getattr(fact, "offer", None)
         for event in event_of(fact):
-            _log.log(level, "%s", log.keys(job=event.job, last=event.last, offer=offer, by=event.who, event=event.what))
+            numbers = "".join(
+                f"{name}={number} "
+                for name, number in (("job", event.job), ("last", event.last), ("offer", offer))
+                if number is not None
+            )
+            _log.log(level, "%s%s", numbers, _words(event.who, event.what))
+
+
+@lru_cache(maxsize=200)
+def _words(who: str, what: str) -> str:
+    # The same few are said of every job.
+    return log.keys(by=who, event=what)

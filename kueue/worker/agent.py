@@ -20,8 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from kueue.core.room import free_room
-from kueue.model import MachineInfo, MachineLoad, MachineTotals, Share, shown, to_os_text
+from kueue.model import MachineInfo, MachineLoad, MachineTotals, shown
 from kueue.protocol.messages import (
     Acknowledge,
     AttemptChanged,
@@ -33,13 +32,11 @@ from kueue.protocol.messages import (
     ForgetOutput,
     FromWorker,
     Goodbye,
-    Heartbeat,
     HeartbeatAnswer,
     Offer,
     OfferDeferred,
     OfferRejected,
     OfferWithdrawn,
-    Report,
     Sorry,
     StopAttempt,
     ToWorker,
@@ -48,9 +45,9 @@ from kueue.protocol.messages import (
     WorkerWelcome,
 )
 from kueue.worker.actions import Action, CheckPlace, Close, DropOutput, Fetch, Instruct, Say
-from kueue.worker.environment import job_environment
 from kueue.worker.guard import LeaseGuard
-from kueue.worker.known import NO_SHARE, Attempt, Memo, from_runner, missing_units, report, taken, write_memo
+from kueue.worker.heartbeats import Heartbeats
+from kueue.worker.known import NO_SHARE, Attempt, Memo, how_it_stands, learn, report, why_not_now
 from kueue.worker.orders import (
     Attached,
     AttemptState,
@@ -64,20 +61,19 @@ from kueue.worker.orders import (
     Queued,
     Refused,
     SetLease,
-    StartAttempt,
     Started,
     StopOrder,
     Unknown,
     Withdrawn,
     WithdrawOrder,
 )
+from kueue.worker.reports import Reports
+from kueue.worker.start_order import StartOrders
 
 WELCOME_SECONDS = 30.0
 """A server that loads a large state may be slow to welcome; longer than this nobody is there."""
 PLACE_SECONDS = 5.0
 """A directory that cannot be looked at for so long is on a file server that does not answer."""
-REPORT_PAUSE_SECONDS = 1.0
-"""Between two reports after starts and ends: short jobs must not double the traffic."""
 AFTER_DEFERRAL_SECONDS = 5.0
 """After a deferral the server waits for a newer load: the kernel's average moves every 5 s."""
 
@@ -117,6 +113,7 @@ class Agent:
         self.load = MachineLoad()
         self.attempts: dict[int, Attempt] = {}
         self._guard = LeaseGuard()
+        self._start_orders = StartOrders(settings.base_environment, settings.name)
         self._was_told = False
         self._is_stopping = False
         self.is_seen_off = False
@@ -132,14 +129,9 @@ class Agent:
         self._candidates: dict[int, _Candidate] = {}
         self._refused: set[int] = set()
         self._unknown_at_hello: set[int] = set()
-        self._lease_seconds = 0.0
         self._lease_of_session: float | None = None
-        self._heartbeat = 0
-        self._heartbeats: dict[int, float] = {}
-        self._heartbeat_due = 0.0
-        self._reported_at = 0.0
-        self._report_wanted_at: float | None = None
-        self._totals_told: MachineTotals | None = None
+        self._heartbeats = Heartbeats()
+        self._reports = Reports()
 
     # --- the session -------------------------------------------------------------------------------------------------
 
@@ -170,7 +162,7 @@ class Agent:
         self._welcome_until = boottime + WELCOME_SECONDS
         self._greeted_at = boottime
         self._unknown_at_hello = {attempt.offer for attempt in self.attempts.values() if attempt.state == "unknown"}
-        self._totals_told = self.totals
+        self._reports.told(self.totals)
         return WorkerHello(
             version=self.settings.version,
             identity=self.settings.identity,
@@ -238,15 +230,14 @@ class Agent:
             return [Close("the server welcomed this worker twice")]
         self._state = "open"
         self._welcome = welcome
-        self._lease_seconds = welcome.lease_seconds
         self._guard.timeout_seconds = welcome.worker_timeout_seconds
         self._was_told = True
         # A worker before us may have renewed them until just now; the server waits longer than that from the hello on.
         self._guard.assume(
             self._unknown_at_hello & self.attempts.keys(), self._greeted_at + welcome.lease_seconds, self.attempts
         )
-        self._heartbeat_due = boottime
-        self._reported_at = boottime
+        self._heartbeats.begin(welcome.lease_seconds, boottime)
+        self._reports.begin(boottime)
         told = self._backlog
         self._backlog = []
         ended = {message.offer for message in told if isinstance(message, AttemptEnded)}
@@ -259,23 +250,10 @@ class Agent:
 
     # --- the lease ---------------------------------------------------------------------------------------------------
 
-    @property
-    def _beat_seconds(self) -> float:
-        return min(10.0, self._lease_seconds / 6.0)
-
-    @property
-    def _patience_seconds(self) -> float:
-        """A heartbeat unanswered for so long: the connection is dead, though nobody has closed it."""
-        return max(5.0, 2.0 * self._beat_seconds)
-
     def _heartbeat_answered(self, answer: HeartbeatAnswer, boottime: float) -> list[Action]:
-        sent = self._heartbeats.get(answer.number)
-        if sent is None:
+        deadline = self._heartbeats.answered(answer)
+        if deadline is None:
             return []
-        for number in [number for number in self._heartbeats if number <= answer.number]:
-            del self._heartbeats[number]
-        self._lease_seconds = answer.lease_seconds
-        deadline = sent + answer.lease_seconds
         self._lease_of_session = deadline
         actions = self._lease(deadline, boottime)
         if deadline > boottime:
@@ -332,10 +310,10 @@ class Agent:
         assert self._welcome is not None
         del self._candidates[offer.offer]
         share = next((one for one in offer.allocation.shares if one.node == self._welcome.worker), NO_SHARE)
-        reason = self._why_not_now(share)
+        reason = why_not_now(share, self.totals, self.load, self.attempts.values())
         if reason:
             self._refused.add(offer.offer)
-            self._want_report(max(self._reported_at, boottime) + AFTER_DEFERRAL_SECONDS)
+            self._reports.want(boottime + AFTER_DEFERRAL_SECONDS)
             return self._say(OfferDeferred(offer=offer.offer, reason=reason, load=self.load))
         memo = Memo(share, offer.terms.on_lost, offer.place.cwd, offer.payload.stdout, offer.payload.stderr)
         self.attempts[offer.offer] = Attempt(
@@ -346,38 +324,17 @@ class Agent:
             memo=memo,
             lease_until=self._guard.deadline,
         )
-        env = job_environment(self.settings.base_environment, offer, share, self.settings.name)
-        order = StartAttempt(
-            offer=offer.offer,
-            job=offer.job,
-            queue_id=self._welcome.queue_id,
-            argv=offer.payload.argv,
-            env=tuple((to_os_text(key), to_os_text(value)) for key, value in env.items()),
-            cwd=offer.place.cwd,
-            pwd=offer.place.pwd,
-            umask=offer.place.umask,
-            stdout=offer.payload.stdout,
-            stderr=offer.payload.stderr,
-            timeout_seconds=offer.terms.timeout_seconds,
-            on_lost=offer.terms.on_lost,
-            keep_background=offer.terms.keep_background,
+        if self._start_orders.base is not self.settings.base_environment:
+            self._start_orders = StartOrders(self.settings.base_environment, self.settings.name)
+        order = self._start_orders.make(
+            offer,
+            self._welcome.queue_id,
+            share,
+            memo,
             grace_seconds=self.settings.kill_grace_seconds,
             nice=self.settings.job_nice,
-            memo=write_memo(memo),
         )
         return [Instruct(order)]
-
-    def _why_not_now(self, share: Share) -> str:
-        room = taken(self.attempts.values())
-        slots, cores, ram_mb = free_room(self.totals, self.load, *room)
-        if share.slots > slots:
-            return f"{slots} of {self.totals.slots} job slots free, {share.slots} wanted"
-        if share.cores > cores:
-            return f"{cores} of {self.totals.cores} cores free, {share.cores} wanted"
-        if share.ram_mb > ram_mb:
-            return f"{ram_mb} of {self.totals.ram_mb} MB free, {share.ram_mb} wanted"
-        name = missing_units(share, self.totals, self.attempts.values())
-        return f"a unit of {name} is in use or absent" if name else ""
 
     def _withdraw(self, offer: int) -> list[Action]:
         attempt = self.attempts.get(offer)
@@ -409,16 +366,8 @@ class Agent:
         return self._welcome is not None and attempt.queue_id == self._welcome.queue_id
 
     def _how_it_stands(self, attempt: Attempt) -> list[Action]:
-        match attempt.state:
-            case "running" | "paused" | "stopping":
-                return self._say(AttemptStarted(offer=attempt.offer, started_wall=attempt.started_wall or 0.0))
-            case "ended":
-                assert attempt.end is not None
-                return self._say(AttemptEnded(offer=attempt.offer, end=attempt.end))
-            case "gone":
-                return self._say(AttemptGone(offer=attempt.offer, reason=attempt.note))
-            case "queued" | "starting" | "unknown":
-                return []  # the runner's answer is on its way
+        said = how_it_stands(attempt)
+        return self._say(said) if said is not None else []
 
     def _acknowledged(self, offers: tuple[int, ...]) -> list[Action]:
         done = []
@@ -439,7 +388,7 @@ class Agent:
         What is not named keeps its state: it may be on its way to a runner, or a runner's word on it on its way here.
         """
         for state in states:
-            self._learn(state)
+            learn(self.attempts, state)
 
     def begins(self, states: Iterable[AttemptState], boottime: float) -> None:
         """How the attempts stand that an earlier life of this worker left behind. To be told once, before all else.
@@ -453,19 +402,6 @@ class Agent:
             if attempt.state == "unknown":
                 attempt.lease_until = boottime
 
-    def _learn(self, state: AttemptState) -> Attempt:
-        """A runner's word replaces what was known."""
-        fresh = from_runner(state)
-        known = self.attempts.get(state.offer)
-        self.attempts[state.offer] = fresh
-        if known is not None:
-            fresh.stop, fresh.kill, fresh.lease_until = known.stop, known.kill, known.lease_until
-            fresh.end = fresh.end or known.end
-            fresh.started_wall = known.started_wall if fresh.started_wall is None else fresh.started_wall
-            if fresh.memo == Memo():
-                fresh.memo = known.memo
-        return fresh
-
     def _attached(self, attached: Attached, boottime: float) -> list[Action]:
         """A runner answered (again), with the whole truth of its attempts.
 
@@ -477,7 +413,7 @@ class Agent:
             known = self.attempts.get(state.offer)
             before = known.state if known is not None else "unknown"
             has_news = has_news or known is None or state.offer in self._unknown_at_hello
-            fresh = self._learn(state)
+            fresh = learn(self.attempts, state)
             if attached.lease_deadline_boottime is not None:
                 fresh.lease_until = attached.lease_deadline_boottime
             if before not in {fresh.state, "unknown"}:
@@ -536,7 +472,7 @@ class Agent:
                 if attempt.state in {"queued", "starting", "unknown"}:
                     attempt.state = "running"
                 attempt.started_wall = event.started_wall
-                self._want_report(boottime)
+                self._reports.want(boottime)
                 return self._say(AttemptStarted(offer=offer, started_wall=event.started_wall))
             case Queued():
                 return self._say(AttemptQueued(offer=offer))
@@ -549,16 +485,16 @@ class Agent:
                 attempt.state, attempt.end = "ended", event.end
                 if event.end.started_wall is not None:
                     attempt.started_wall = event.end.started_wall
-                self._want_report(boottime)
+                self._reports.want(boottime)
                 return self._say(AttemptEnded(offer=offer, end=event.end))
             case Gone():
                 attempt.state, attempt.note = "gone", event.reason
-                self._want_report(boottime)
+                self._reports.want(boottime)
                 return self._say(AttemptGone(offer=offer, reason=event.reason))
             case Refused():
                 del self.attempts[offer]
                 self._refused.add(offer)
-                self._want_report(boottime + AFTER_DEFERRAL_SECONDS)
+                self._reports.want(boottime + AFTER_DEFERRAL_SECONDS)
                 return self._say(OfferDeferred(offer=offer, reason=event.reason, load=self.load))
             case Withdrawn():
                 del self.attempts[offer]
@@ -579,17 +515,7 @@ class Agent:
         """The configuration was read again. Identity and name stay; changed totals come by `measured`."""
         before = self.settings
         self.settings = replace(change(before), identity=before.identity, name=before.name)
-        self._want_report(boottime)
-
-    def _want_report(self, at: float) -> None:
-        at = max(at, self._reported_at + REPORT_PAUSE_SECONDS)
-        if self._report_wanted_at is None or at < self._report_wanted_at:
-            self._report_wanted_at = at
-
-    @property
-    def _report_due(self) -> float:
-        regular = self._reported_at + self.settings.report_interval_seconds
-        return regular if self._report_wanted_at is None else min(regular, self._report_wanted_at)
+        self._reports.want(boottime)
 
     def tick(self, boottime: float) -> list[Action]:
         """Whatever is due. To be called at `next_wake`; too often does no harm. `measured` comes first."""
@@ -600,24 +526,17 @@ class Agent:
             if boottime >= self._welcome_until:
                 actions.append(Close(f"no welcome within {WELCOME_SECONDS:.0f} s"))
             return actions
-        oldest = min(self._heartbeats.values(), default=boottime)
-        if boottime - oldest >= self._patience_seconds:
-            return [*actions, Close(f"no answer to a heartbeat for {boottime - oldest:.0f} s")]
-        if boottime >= self._heartbeat_due:
-            self._heartbeat += 1
-            self._heartbeats[self._heartbeat] = boottime
-            self._heartbeat_due = boottime + self._beat_seconds
-            actions += self._say(Heartbeat(number=self._heartbeat))
+        silent = self._heartbeats.silent_seconds(boottime)
+        if silent:
+            return [*actions, Close(f"no answer to a heartbeat for {silent:.0f} s")]
+        if boottime >= self._heartbeats.due:
+            actions += self._say(self._heartbeats.next(boottime))
         for candidate in list(self._candidates.values()):
             if not candidate.is_place_good and boottime >= candidate.give_up_at:
                 cwd = candidate.offer.place.cwd
                 actions += self._reject(candidate.offer.offer, f"the directory {shown(cwd)} does not answer")
-        if boottime >= self._report_due:
-            self._reported_at = boottime
-            self._report_wanted_at = None
-            totals = self.totals if self.totals != self._totals_told else None
-            self._totals_told = self.totals
-            actions += self._say(Report(load=self.load, totals=totals))
+        if boottime >= self._reports.due(self.settings.report_interval_seconds):
+            actions += self._say(self._reports.make(self.load, self.totals, boottime))
         return actions
 
     def next_wake(self) -> float | None:
@@ -626,8 +545,6 @@ class Agent:
         if self._state == "greeted":
             moments.append(self._welcome_until)
         if self._state == "open":
-            moments += [self._heartbeat_due, self._report_due]
-            if self._heartbeats:
-                moments.append(min(self._heartbeats.values()) + self._patience_seconds)
+            moments += [self._heartbeats.next_moment(), self._reports.due(self.settings.report_interval_seconds)]
             moments += [one.give_up_at for one in self._candidates.values() if not one.is_place_good]
         return min((moment for moment in moments if moment is not None), default=None)

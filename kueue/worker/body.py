@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TypeVar
 
 import trio
 
@@ -21,8 +23,15 @@ from kueue import clock, log, notify, places
 from kueue.errors import KueueError
 from kueue.model import Place
 from kueue.net import MessageStream
-from kueue.protocol.messages import AttemptEnded, FetchedOutput, FetchOutput, FromWorker, Heartbeat, ToWorker
-from kueue.worker import machine
+from kueue.protocol.messages import (
+    AttemptEnded,
+    AttemptStarted,
+    FetchedOutput,
+    FetchOutput,
+    FromWorker,
+    Heartbeat,
+    ToWorker,
+)
 from kueue.worker.actions import (
     Action,
     CheckPlace,
@@ -35,31 +44,31 @@ from kueue.worker.actions import (
     Say,
 )
 from kueue.worker.agent import Agent
+from kueue.worker.chores import Chores
 from kueue.worker.directories import Directories
-from kueue.worker.ghost import STEP_SECONDS, LoadOfJobs
 from kueue.worker.known import Attempt
-from kueue.worker.machine import MachineSettings, Ours
+from kueue.worker.machine import MachineSettings
 from kueue.worker.orders import Ended, Order, Refused, StartAttempt
-from kueue.worker.processes import Trees
 from kueue.worker.runner_link import RunnerSet
+from kueue.worker.senses import Senses
 from kueue.worker.spool import Paths, Spool, resolved
 
-FRESH_SECONDS = 0.1
-"""A measurement so young is used again: a burst of offers must not become a burst of looks at the kernel."""
-TRIM_SECONDS = 1.0
-CLEAN_SECONDS = 600.0
-HELD_SECONDS = 1.0
-"""Between two looks at trees that the worker itself stopped: the kernel continues orphaned process groups."""
 GOODBYE_SECONDS = 2.0
 FETCH_SECONDS = 8.0
 """Below the server's own patience, so that it hears a reason."""
 ENDS_AT_ONCE = 32
 """Ends whose excerpts are read together: at most 8 MiB of output in memory."""
+ORDERS_AT_ONCE = EVENTS_AT_ONCE = 256
 LONGEST_NAP_SECONDS = 60.0
+TICK_PAUSE_SECONDS = 0.02
+"""Between something that happens and the look at what is due; far below the shortest patience that anybody has."""
+LOCK_LOOK_SECONDS = 0.5
 LOCK_LEASE_SECONDS = 8.0
 """The lease of the shortest time-out a server may have: whatever server starts next, it gives nothing away sooner."""
 
 _log = log.logger("worker")
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -88,26 +97,22 @@ class Body:
     """Sessions that were taken in."""
     _session: Session | None = None
     _nursery: trio.Nursery | None = None
-    _load: LoadOfJobs = field(default_factory=LoadOfJobs)
-    _ours: Ours = field(default_factory=Ours)
-    _measured_at: float = -math.inf
-    _held: set[int] = field(default_factory=set)
     _lock_was_held: bool = False
+    _lock_looked_at: float = -math.inf
 
     def __post_init__(self) -> None:
         self._wake = trio.Event()
-        self._busy = trio.Event()
         self._seen_off = trio.Event()
         self._orders_in, self._orders = trio.open_memory_channel[Order](math.inf)
         self._ends_in, self._ends = trio.open_memory_channel["tuple[Session, AttemptEnded]"](math.inf)
         self._directories = Directories()
         self._fetches = trio.CapacityLimiter(8)
-        self._use = Trees(self.spool.root)
-        self._guard = Trees(self.spool.root)
+        self._senses = Senses(self.agent, self.settings, self.spool.root)
+        self._chores = Chores(self.agent, self.spool)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """All tasks but the session, which `converse` is."""
-        self.measure()
+        self._senses.measure()
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             for task in (
@@ -115,10 +120,8 @@ class Body:
                 self._give_orders,
                 self._send_ends,
                 self._tick,
-                self._sample,
-                self._trim,
-                self._clean,
-                self._hold,
+                self._senses.sample,
+                *self._chores.tasks,
             ):
                 nursery.start_soon(task)
             task_status.started()
@@ -133,7 +136,7 @@ class Body:
 
     async def converse(self, stream: MessageStream[ToWorker]) -> Close:
         """One session from hello to its end. The stream is closed by the caller. Errors as `MessageStream.receive`."""
-        self.measure()
+        self._senses.measure()
         self.agent.runners_stand(self.runners.attempts())
         session = self._session = Session(stream)
         try:
@@ -154,8 +157,9 @@ class Body:
         now = clock.boottime()
         actions: list[Action] = []
         for message in messages:
-            actions += self.agent.hears(message, now)
-            if any(isinstance(action, Close) for action in actions):
+            follows = self.agent.hears(message, now)
+            actions += follows
+            if any(isinstance(action, Close) for action in follows):
                 break
         self.perform(actions)
         if self.agent.is_seen_off:
@@ -183,8 +187,9 @@ class Body:
         says: list[FromWorker] = []
         session = self._session
         assert self._nursery is not None
-        for action in actions:
-            match action:
+        waiting = deque(actions)
+        while waiting:
+            match action := waiting.popleft():
                 case Say(message):
                     if not isinstance(message, Heartbeat):
                         _log.debug("says %s offer=%s", type(message).__name__, getattr(message, "offer", "-"))
@@ -195,15 +200,17 @@ class Body:
                         says.append(message)
                 case Instruct(order):
                     self._orders_in.send_nowait(order)
+                case CheckPlace(offer, place) if self._directories.is_known_good(place):
+                    self._senses.measure()
+                    waiting += self.agent.place_checked(offer, None, clock.boottime())
                 case CheckPlace(offer, place):
                     self._nursery.start_soon(self._check, session, offer, place)
                 case PauseTrees(offers):
                     _log.warning("the runner did not pause in time: %s", log.keys(stopping=offers))
-                    self._held.update(offers)
-                    self._stir()
+                    self._chores.hold(offers)
                 case ContinueTrees(offers):
-                    self._held.difference_update(offers)
-                    self._nursery.start_soon(self._let_go, offers)
+                    self._chores.release(offers)
+                    self._nursery.start_soon(self._chores.let_go, offers)
                 case Fetch(question):
                     self._nursery.start_soon(self._fetch, session, question)
                 case DropOutput(offers):
@@ -212,7 +219,8 @@ class Body:
                     if session is not None and session.close is None:
                         session.close = action
         if session is not None:
-            session.stream.put(says)
+            # The end of a short job goes with its start: one frame there, and one commit.
+            session.stream.put(says, can_wait=all(isinstance(one, AttemptStarted) for one in says))
             if session.close is not None:
                 session.stream.drop()
         self._wake.set()
@@ -221,33 +229,32 @@ class Body:
         # It may wait for ever: the agent does not, and the thread that hangs must stay known as the one that does.
         problem = await self._directories.problem(place)
         if session is self._session:
-            self.measure()
+            self._senses.measure()
             self.perform(self.agent.place_checked(offer, problem, clock.boottime()))
 
     async def _give_orders(self) -> None:
-        async for order in self._orders:
-            try:
-                await self.runners.send(order)
-            except KueueError as error:
-                _log.warning("%s %s", error, error.hint)
-                if isinstance(order, StartAttempt):
-                    refused = Refused(offer=order.offer, reason=str(error))
-                    self.perform(self.agent.runner_event(refused, clock.boottime()))
+        while True:
+            batch = await _all_that_wait(self._orders, ORDERS_AT_ONCE)
+            for left, order in enumerate(batch, 1 - len(batch)):
+                try:
+                    await self.runners.send(order, more=left < 0)
+                except KueueError as error:  # noqa: PERF203  an order costs a thousand times more
+                    _log.warning("%s %s", error, error.hint)
+                    if isinstance(order, StartAttempt):
+                        refused = Refused(offer=order.offer, reason=str(error))
+                        self.perform(self.agent.runner_event(refused, clock.boottime()))
 
     async def _send_ends(self) -> None:
         """Ends with their excerpts, in their order; read in a thread, because the disk may be slow."""
         while True:
-            batch = [await self._ends.receive()]
-            with contextlib.suppress(trio.WouldBlock):
-                while len(batch) < ENDS_AT_ONCE:
-                    batch.append(self._ends.receive_nowait())
+            batch = await _all_that_wait(self._ends, ENDS_AT_ONCE)
             current = [message for session, message in batch if session is self._session]
             if not current or self._session is None:
                 continue
             stream = self._session.stream
             paths = [self._paths(self.agent.attempts.get(message.offer)) or Paths() for message in current]
             await stream.send(await trio.to_thread.run_sync(self._with_excerpts, current, paths))
-            self._tell_remark()
+            self._chores.tell_remark()
 
     def _with_excerpts(self, ends: list[AttemptEnded], paths: list[Paths]) -> list[AttemptEnded]:
         return [
@@ -273,16 +280,6 @@ class Body:
 
     # --- senses ------------------------------------------------------------------------------------------------------
 
-    def measure(self) -> None:
-        """Tell the agent how busy the machine is, unless it was told just now."""
-        now = clock.steady()
-        if now - self._measured_at < FRESH_SECONDS:
-            return
-        self._measured_at = now
-        figures = machine.measure()
-        self._ours = Ours(self._load.ghost, self._load.running, self._ours.ram_mb)
-        self.agent.measured(machine.load(self.settings, figures, self._ours), machine.totals(self.settings, figures))
-
     def reconnect(self, why: str) -> None:
         """End the session, if there is one, for a new one to begin; jobs do not notice."""
         if self._session is not None:
@@ -291,37 +288,48 @@ class Body:
 
     def reconfigure(self, settings: MachineSettings) -> None:
         """New limits, from now on."""
-        self.settings = settings
-        self._measured_at = -math.inf
-        self.measure()
+        self._senses.reconfigure(settings)
         self._wake.set()
 
     async def _follow_runners(self) -> None:
-        async for event in self.runners.events:
-            if isinstance(event, Ended) and self._runs(event.offer):
-                self._load.ended(event.offer, event.end.run_seconds, event.end.cpu_seconds)
-            self.measure()
-            self.perform(self.agent.runner_event(event, clock.boottime()))
+        while True:
+            actions: list[Action] = []
+            try:
+                events = await _all_that_wait(self.runners.events, EVENTS_AT_ONCE)
+            except trio.EndOfChannel:
+                return  # the runners are left to themselves
+            for event in events:
+                if isinstance(event, Ended):
+                    self._senses.ended(event)
+                self._senses.measure()
+                actions += self.agent.runner_event(event, clock.boottime())
+            self.perform(actions)
             self._stir()
 
     async def _tick(self) -> None:
         watchdog = notify.watchdog_seconds()
         while True:
             self._look_at_the_server_lock()
-            self.measure()
+            self._senses.measure()
             self.perform(self.agent.tick(clock.boottime()))
             if watchdog is not None:
                 notify.notify(notify.ALIVE)
             due = self.agent.next_wake()
             nap = LONGEST_NAP_SECONDS if due is None else min(LONGEST_NAP_SECONDS, max(0.0, due - clock.boottime()))
+            if watchdog is not None:
+                nap = min(nap, watchdog)
             self._wake = trio.Event()
-            with trio.move_on_after(nap if watchdog is None else min(nap, watchdog)):
+            with trio.move_on_after(nap):
                 await self._wake.wait()
+                # What happens may bring a new moment, seldom one of now: a burst is looked through once.
+                await trio.sleep(TICK_PAUSE_SECONDS)
 
     def _look_at_the_server_lock(self) -> None:
         """Only a lock that was seen held during a session is known to be that server's."""
-        if not self.server_lock:
+        now = clock.steady()
+        if not self.server_lock or (self._lock_was_held and now - self._lock_looked_at < LOCK_LOOK_SECONDS):
             return
+        self._lock_looked_at = now
         try:
             is_held = places.is_locked(self.server_lock)
         except OSError:
@@ -331,71 +339,16 @@ class Body:
         elif not is_held and self._lock_was_held:
             self.agent.no_server(clock.boottime() + LOCK_LEASE_SECONDS)
 
-    def _runs(self, offer: int) -> bool:
-        attempt = self.agent.attempts.get(offer)
-        return attempt is not None and not attempt.is_over
-
-    async def _sample(self) -> None:
-        """The kernel's step, for our own jobs."""
-        before: dict[int, float] = {}
-        then = clock.steady()
-        while True:
-            if not self.agent.attempts and self._load.ghost == 0.0:
-                await self._busy.wait()  # an idle worker sleeps
-                then = clock.steady()
-            await trio.sleep(STEP_SECONDS)
-            offers = [one.offer for one in self.agent.attempts.values() if not one.is_over]
-            use = await trio.to_thread.run_sync(self._use.use, offers) if offers else {}
-            now = clock.steady()
-            cores = {
-                offer: max(0.0, one.cpu_seconds - before.get(offer, 0.0)) / max(now - then, 1e-3)
-                for offer, one in use.items()
-                if one.processes and self._runs(offer)
-            }
-            self._load.step(cores)
-            self._ours = Ours(self._load.ghost, self._load.running, sum(one.ram_mb for one in use.values()))
-            before, then = {offer: one.cpu_seconds for offer, one in use.items()}, now
-
-    # --- chores ------------------------------------------------------------------------------------------------------
-
-    async def _trim(self) -> None:
-        while True:
-            running = [one.offer for one in self.agent.attempts.values() if not one.is_over]
-            if running:
-                await trio.to_thread.run_sync(self.spool.trim, running)
-                self._tell_remark()
-                await trio.sleep(TRIM_SECONDS)
-            else:
-                await self._busy.wait()
-
     def _stir(self) -> None:
-        """Wakes the chores that have something to do only while attempts live."""
-        self._busy.set()
-        self._busy = trio.Event()
+        """Wakes what has something to do only while attempts live."""
+        self._senses.stir()
+        self._chores.stir()
 
-    def _tell_remark(self) -> None:
-        if self.spool.remark and self.spool.remark != getattr(self, "_told", ""):
-            self._told = self.spool.remark
-            _log.warning("%s", self.spool.remark)
 
-    async def _clean(self) -> None:
-        while True:
-            age = self.agent.cleanup_after_seconds
-            if age is not None:
-                dropped = await trio.to_thread.run_sync(self.spool.clean, age, set(self.agent.attempts))
-                if dropped:
-                    _log.info("dropped the kept output of %d attempts by age", dropped)
-            await trio.sleep(CLEAN_SECONDS if age is not None else HELD_SECONDS)
-
-    async def _hold(self) -> None:
-        """What the guard stopped stays stopped."""
-        while True:
-            if self._held:
-                await trio.to_thread.run_sync(self._guard.stop, set(self._held))
-                self._held &= {one.offer for one in self.agent.attempts.values() if not one.is_over}
-                await trio.sleep(HELD_SECONDS)
-            else:
-                await self._busy.wait()
-
-    async def _let_go(self, offers: tuple[int, ...]) -> None:
-        await trio.to_thread.run_sync(self._guard.let_go, offers)
+async def _all_that_wait(channel: trio.MemoryReceiveChannel[T], limit: int) -> list[T]:
+    """At least one, at most `limit`. Raises `trio.EndOfChannel`."""
+    found = [await channel.receive()]
+    with contextlib.suppress(trio.WouldBlock, trio.EndOfChannel):
+        while len(found) < limit:
+            found.append(channel.receive_nowait())
+    return found

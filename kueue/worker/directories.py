@@ -30,11 +30,15 @@ class Directories:
         self._asked: dict[str, trio.Event] = {}
         self._answers: dict[str, str | None] = {}
 
+    def is_known_good(self, place: Place) -> bool:
+        """It was found good a moment ago."""
+        return self._good_until.get(from_os_text(place.cwd), 0.0) > trio.current_time()
+
     async def problem(self, place: Place) -> str | None:
         """None if a job can start there, else a sentence why not. May never return."""
-        path = from_os_text(place.cwd)
-        if self._good_until.get(path, 0.0) > trio.current_time():
+        if self.is_known_good(place):
             return None
+        path = from_os_text(place.cwd)
         while path in self._asked:
             asked = self._asked[path]
             await asked.wait()

@@ -1,15 +1,16 @@
-"""An attempt as the worker knows it: where it stands, what room it takes, and what the server has heard of it."""
+"""An attempt as the worker knows it: where it stands, what the server is told of it, and what room it takes. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
 
-from kueue.model import EndRecord, MachineTotals, OnLost, OsText, Share
-from kueue.protocol.messages import AttemptReport
+from kueue.core.room import free_room
+from kueue.model import EndRecord, MachineLoad, MachineTotals, OnLost, OsText, Share
+from kueue.protocol.messages import AttemptEnded, AttemptGone, AttemptReport, AttemptStarted, FromWorker
 from kueue.worker.orders import AttemptState, RunnerState
 
 NO_SHARE = Share(node=0, slots=0, cores=0, ram_mb=0)
@@ -96,6 +97,34 @@ def report(attempt: Attempt) -> AttemptReport:
     )
 
 
+def how_it_stands(attempt: Attempt) -> FromWorker | None:
+    """What the server is told when it asks; None: the runner's answer is on its way."""
+    match attempt.state:
+        case "running" | "paused" | "stopping":
+            return AttemptStarted(offer=attempt.offer, started_wall=attempt.started_wall or 0.0)
+        case "ended":
+            assert attempt.end is not None
+            return AttemptEnded(offer=attempt.offer, end=attempt.end)
+        case "gone":
+            return AttemptGone(offer=attempt.offer, reason=attempt.note)
+        case "queued" | "starting" | "unknown":
+            return None
+
+
+def learn(attempts: dict[int, Attempt], state: AttemptState) -> Attempt:
+    """A runner's word replaces what was known; returns the attempt as it is known now."""
+    fresh = from_runner(state)
+    known = attempts.get(state.offer)
+    attempts[state.offer] = fresh
+    if known is not None:
+        fresh.stop, fresh.kill, fresh.lease_until = known.stop, known.kill, known.lease_until
+        fresh.end = fresh.end or known.end
+        fresh.started_wall = known.started_wall if fresh.started_wall is None else fresh.started_wall
+        if fresh.memo == Memo():
+            fresh.memo = known.memo
+    return fresh
+
+
 class Room(NamedTuple):
     """Sums over attempts."""
 
@@ -106,16 +135,20 @@ class Room(NamedTuple):
 
 def taken(attempts: Iterable[Attempt]) -> Room:
     """The room of all attempts that are not over."""
-    shares = [attempt.memo.share for attempt in attempts if not attempt.is_over]
-    return Room(
-        sum(share.slots for share in shares),
-        sum(share.cores for share in shares),
-        sum(share.ram_mb for share in shares),
-    )
+    slots = cores = ram_mb = 0
+    for attempt in attempts:
+        if not attempt.is_over:
+            share = attempt.memo.share
+            slots += share.slots
+            cores += share.cores
+            ram_mb += share.ram_mb
+    return Room(slots, cores, ram_mb)
 
 
 def missing_units(share: Share, totals: MachineTotals, attempts: Iterable[Attempt]) -> str:
     """The first named resource of which a unit is absent or held by another attempt; empty when all are free."""
+    if not share.named:
+        return ""
     amounts = dict(totals.named)
     held = {
         (name, unit)
@@ -128,3 +161,16 @@ def missing_units(share: Share, totals: MachineTotals, attempts: Iterable[Attemp
         if any(unit >= amounts.get(name, 0) or (name, unit) in held for unit in units):
             return name
     return ""
+
+
+def why_not_now(share: Share, totals: MachineTotals, load: MachineLoad, attempts: Collection[Attempt]) -> str:
+    """What of a share has no room on this machine beside these attempts; empty when there is room."""
+    slots, cores, ram_mb = free_room(totals, load, *taken(attempts))
+    if share.slots > slots:
+        return f"{slots} of {totals.slots} job slots free, {share.slots} wanted"
+    if share.cores > cores:
+        return f"{cores} of {totals.cores} cores free, {share.cores} wanted"
+    if share.ram_mb > ram_mb:
+        return f"{ram_mb} of {totals.ram_mb} MB free, {share.ram_mb} wanted"
+    name = missing_units(share, totals, attempts)
+    return f"a unit of {name} is in use or absent" if name else ""

@@ -92,8 +92,11 @@ class Spool:
             return Excerpt(discarded=True), ""
         if path is not None:
             return Excerpt(redirected=path), ""
+        name = f"{self._folder(offer)}/{stream}"
         try:
-            with open(f"{self._folder(offer)}/{stream}", "rb", buffering=0) as file:  # noqa: PTH123  unbuffered
+            if os.stat(name).st_size == 0:  # noqa: PTH116  most jobs say nothing, and an open costs more
+                return Excerpt(), ""
+            with open(name, "rb", buffering=0) as file:  # noqa: PTH123  unbuffered
                 self._cut(file.fileno(), final=True)
                 size = os.fstat(file.fileno()).st_size
                 if size <= 2 * EXCERPT_BYTES:

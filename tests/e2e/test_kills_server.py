@@ -145,7 +145,7 @@ def test_pending_and_running_jobs_are_all_there_after_a_restart_and_none_runs_tw
     gate = lab.gate()
     jobs = [job for _ in range(12) for job in lab.quick(lab.range_of(*gate.command))]
     lab.until(lambda: len(gate.begun) == 2, "two run")
-    running = list(gate.begun)
+    running = sorted(gate.begun)
     begin = time.monotonic()
     assert lab.stop_server() == 0
     assert time.monotonic() - begin < 10

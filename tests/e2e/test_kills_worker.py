@@ -169,8 +169,7 @@ def test_two_workers_of_one_host_are_both_used_and_a_killed_one_may_come_back_at
         lab.start_worker(name, cores=1)
     gate = lab.gate()
     jobs = lab.quick(lab.range_of(*gate.command), lab.range_of(*gate.command))
-    lab.until(lambda: len(gate.begun) == 2, "both run")
-    assert {row["worker"] for row in lab.rows("running")} == {"w1", "w2"}
+    lab.until(lambda: {row["worker"] for row in lab.rows("running")} == {"w1", "w2"}, "both run")
     old = lab.machines()["w1"]
     # Whole: with its runner, so that nobody else brings it back.
     lab.kill(lab.workers["w1"].pid)

@@ -11,7 +11,7 @@ import time
 
 from kueue.runner.kernel import is_locked
 from kueue.runner.tree import Scanner, status, tag_of
-from kueue.worker.runner_link import runner_archive
+from kueue.worker.runner_program import runner_archive
 
 PATIENCE_SECONDS = 30  # for a loaded machine; a failure, never a measure
 QUEUE = "queue"
