@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from kueue.runner.program import DEFAULT_PATH, DISCARD, same_place
+from kueue.runner.program import DEFAULT_PATH, DISCARD, name_of_place
 from kueue.runner.wire import os_bytes
 
 WARM_SECONDS = 2.0  # who starts a program less often does not gain by the short way
@@ -64,8 +64,7 @@ class Launcher:
 
         `folder`: where captured output goes.
         """
-        pwd = os_bytes(order.get("pwd") or "")
-        env = {**order["env"], b"PWD": pwd}
+        cwd = os_bytes(order["cwd"])
         actions: list[Any] = [(os.POSIX_SPAWN_DUP2, self._null, 0)]
         for number, stream in ((1, "stdout"), (2, "stderr")):
             if order.get(stream) == DISCARD:
@@ -74,9 +73,8 @@ class Launcher:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOCTTY
                 actions.append((os.POSIX_SPAWN_OPEN, number, f"{folder}/{stream}", flags, 0o600))
         try:
-            os.chdir(os_bytes(order["cwd"]))
-            if not pwd.startswith(b"/") or not same_place(pwd):
-                return None
+            os.chdir(cwd)
+            env = {**order["env"], b"PWD": name_of_place(cwd, os_bytes(order.get("pwd") or ""))}
             os.umask(int(order.get("umask", 0o022)))
             path = _found(order["argv"][0], env)
             if path is None:

@@ -90,11 +90,15 @@ def _enter(cwd: bytes, pwd: bytes, env: dict[bytes, bytes]) -> None:
         os.chdir(cwd)
     except OSError as error:
         raise CannotStart("directory", f"directory {shown(cwd)}: {error.strerror}") from error
-    env[b"PWD"] = pwd if pwd.startswith(b"/") and same_place(pwd) else _physical(cwd)
+    env[b"PWD"] = name_of_place(cwd, pwd)
 
 
-def same_place(path: bytes) -> bool:
-    """Is this, as the user wrote it, the directory we are in?"""
+def name_of_place(cwd: bytes, pwd: bytes) -> bytes:
+    """PWD for a job in `cwd`, the directory we are in: `pwd` as the user wrote it if that leads here."""
+    return pwd if pwd.startswith(b"/") and _is_here(pwd) else _physical(cwd)
+
+
+def _is_here(path: bytes) -> bool:
     try:
         return os.path.samestat(os.stat(path), os.stat(b"."))
     except OSError:

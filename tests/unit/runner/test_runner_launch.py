@@ -129,9 +129,11 @@ assert os.umask(0) == OWN_UMASK
 """
 
 
-def test_the_short_way_is_taken_only_where_a_start_was_quick_just_now(tmp_path):
-    argv = ["sh", "-c", "pwd; umask; exit 3"]
-    order = {"argv": argv, "env": [["PATH", "/usr/bin:/bin"]], "cwd": str(tmp_path), "pwd": str(tmp_path), "umask": 18}
+@pytest.mark.parametrize("pwd", ["same", "", "/"], ids=["named", "unnamed", "named falsely"])
+def test_the_short_way_is_taken_only_where_a_start_was_quick_just_now(tmp_path, pwd):
+    argv = ["sh", "-c", "echo $PWD; umask; exit 3"]
+    pwd = str(tmp_path) if pwd == "same" else pwd
+    order = {"argv": argv, "env": [["PATH", "/usr/bin:/bin"]], "cwd": str(tmp_path), "pwd": pwd, "umask": 18}
     root = str(Path(__file__).parents[3])
     command = [sys.executable, "-c", LAUNCH, json.dumps(order), str(tmp_path)]
     subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": root})
