@@ -129,6 +129,11 @@ def load(
     return config
 
 
+def tables(path: str) -> dict[str, Any]:
+    """What stands in the file, unjudged; empty if there is none. Raises `ConfigError`."""
+    return _File(path, None).data
+
+
 class _File:
     """The parsed file, and where in it a key stands."""
 

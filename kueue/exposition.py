@@ -91,11 +91,14 @@ def label(text: str) -> str:
 
 def write_file(path: Path, body: bytes) -> None:
     """Replace the file in one step, mode 0644. Raises `OSError`; then nothing is left behind and the old one stays."""
-    # The collector of node_exporter reads all that ends in .prom, so the draft must not.
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    # The collector of node_exporter reads all that ends in .prom, so the draft must not. One name for all: what a
+    # killed program left is swept up by the next. Others may write into the directory: no link of theirs is followed.
+    draft = path.with_name(f".{path.name}.draft")
     try:
-        with draft.open("wb") as file:
-            os.fchmod(file.fileno(), 0o644)
+        draft.unlink(missing_ok=True)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o644)
             file.write(body)
         draft.replace(path)
     except OSError:

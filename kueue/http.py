@@ -13,7 +13,9 @@ that is read without locks.
 
 from __future__ import annotations
 
+import errno
 import re
+import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
@@ -82,7 +84,7 @@ class Site:
         was_told = False
         while True:
             try:
-                listeners = await trio.open_tcp_listeners(port, host=host or None)
+                listeners = await _listeners(host, port)
             except (OSError, UnicodeError) as error:  # noqa: PERF203  once a minute
                 if not was_told:
                     reason = getattr(error, "strerror", None) or error
@@ -185,6 +187,30 @@ class Site:
         if method not in {"GET", "HEAD"}:
             raise _Bad(HTTPStatus.METHOD_NOT_ALLOWED, ("Allow", "GET, HEAD"))
         return await make(", ".join(headers.get("accept", ())))
+
+
+async def _listeners(host: str, port: int) -> list[trio.SocketListener]:
+    """At all addresses of a host that this machine has. Raises `OSError` or `UnicodeError`."""
+    try:
+        return await trio.open_tcp_listeners(port, host=host or None)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        # Many names have an address that is switched off here: ::1 of localhost, where there is no IPv6.
+        failure = error
+    found: list[trio.SocketListener] = []
+    answers = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    for address in dict.fromkeys(str(where[0]) for *_, where in answers):
+        try:
+            found += await trio.open_tcp_listeners(port, host=address)
+        except OSError as error:  # noqa: PERF203  once a minute at most
+            if error.errno != errno.EADDRNOTAVAIL:
+                failure = error
+    if found and failure.errno == errno.EADDRNOTAVAIL:
+        return found
+    for listener in found:
+        await listener.aclose()
+    raise failure
 
 
 def _parsed(head: bytes) -> tuple[str, str, dict[str, list[str]]]:

@@ -19,7 +19,7 @@ import stat
 import struct
 from errno import EACCES, EAGAIN
 
-from kueue.errors import ConfigError, KueueError
+from kueue.errors import ConfigError, KueueError, StorageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -266,9 +266,14 @@ def lock_exclusive(path: str, what: str = "This program") -> Lock:
     """Take the lock file (made 0600), or raise `KueueError`: "`what` is running already (pid 17)".
 
     It is an open-file-description lock (fcntl_locking(2)): it belongs to the descriptor, ends with its last copy,
-    and others can look at it without touching it (`is_locked`).
+    and others can look at it without touching it (`is_locked`). Raises `StorageError` where it cannot be made.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror}.", hint=f"`kueue doctor` looks at {os.path.dirname(path)}."
+        ) from error
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_WRLCK))
     except OSError as error:

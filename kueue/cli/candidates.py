@@ -18,8 +18,10 @@ from kueue.cli.text import harmless, keep_start, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Any, TypeVar
+
+    _Row = TypeVar("_Row")
 
     from kueue.config import Config
 
@@ -61,11 +63,8 @@ def jobs(config: str | None, prefix: str, states: Sequence[str], *, typed: Seque
 def worker_ids(config: str | None, prefix: str, *, typed: Sequence[str] = ()) -> dict[str, str]:
     """Ids of workers, each with name and state."""
     head, start = _split_ids(prefix)
-    return {
-        f"{head}{one['id']}": _description(f"{one['name']}, {_worker_state(one)}")
-        for one in _workers(config)
-        if str(one["id"]).startswith(start) and str(one["id"]) not in typed
-    }
+    rows = _beginning(_workers(config), lambda one: str(one["id"]), start, typed)
+    return {f"{head}{one['id']}": _description(f"{one['name']}, {_worker_state(one)}") for one in rows}
 
 
 def worker_names(
@@ -73,35 +72,36 @@ def worker_names(
 ) -> dict[str, str]:
     """Names of workers in one of the states (empty: all); ids instead where a digit was typed that begins no name."""
     rows = [one for one in _workers(config) if not states or one["state"] in states]
-    named = {one["name"]: _description(_worker_state(one)) for one in rows if is_safe(one["name"])}
-    if prefix.isdigit() and not any(name.startswith(prefix) for name in named):
-        named = {str(one["id"]): _description(f"{one['name']}, {_worker_state(one)}") for one in rows}
-    return {name: text for name, text in named.items() if name not in typed}
+    named = _beginning([one for one in rows if is_safe(one["name"])], lambda one: str(one["name"]), prefix, typed)
+    if prefix.isdigit() and not named:
+        rows = _beginning(rows, lambda one: str(one["id"]), prefix, typed)
+        return {str(one["id"]): _description(f"{one['name']}, {_worker_state(one)}") for one in rows}
+    return {one["name"]: _description(_worker_state(one)) for one in named}
 
 
 def resources(config: str | None, prefix: str) -> dict[str, str]:
     """Names of lab-wide resources, alone and with ``=``; behind the ``=`` how many there are to take."""
-    rows = [row for part in _asked(config, "ListResources") for row in part["resources"]][:LIMIT]
+    rows = [row for part in _asked(config, "ListResources") for row in part["resources"]]
     name, equals, _ = prefix.partition("=")
     if equals:
         totals = [row["total"] for row in rows if row["name"] == name]
         return {f"{name}={number}": "" for number in range(1, min([*totals, 16]) + 1)} if totals else {}
     found = {}
-    for row in rows:
+    for row in _beginning(rows, lambda row: str(row["name"]), name, ()):
         if is_safe(row["name"]):
             found[row["name"]] = _description(f"{row['used']} of {row['total']} in use")
             found[f"{row['name']}="] = _description(f"how many of {row['total']}")
     return found
 
 
-def hosts(config: str | None, *, typed: Sequence[str] = ()) -> dict[str, str]:
+def hosts(config: str | None, prefix: str, *, typed: Sequence[str] = ()) -> dict[str, str]:
     """The hosts that the restart manager looks after."""
 
     def read() -> list[str]:
         section = _settings(config, "restart_workers").restart_workers
         return [] if section is None else section.hostnames.split()
 
-    return {name: "" for name in _in_time(read, [])[:LIMIT] if is_safe(name) and name not in typed}
+    return dict.fromkeys(_beginning(filter(is_safe, in_time(read, [])), str, prefix, typed), "")
 
 
 def is_safe(value: str) -> bool:
@@ -110,7 +110,12 @@ def is_safe(value: str) -> bool:
 
 
 def _workers(config: str | None) -> list[Mapping[str, Any]]:
-    return [row for part in _asked(config, "ListWorkers") for row in part["workers"]][:LIMIT]
+    return [row for part in _asked(config, "ListWorkers") for row in part["workers"]]
+
+
+def _beginning(rows: Iterable[_Row], key: Callable[[_Row], str], start: str, typed: Sequence[str]) -> list[_Row]:
+    """The first `LIMIT` that may be meant: to cut before would hide all but the first hundred for good."""
+    return [row for row in rows if key(row).startswith(start) and key(row) not in typed][:LIMIT]
 
 
 def _worker_state(one: Mapping[str, Any]) -> str:
@@ -149,7 +154,7 @@ def _asked(config: str | None, kind: str, **fields: Any) -> list[dict[str, Any]]
             server.tell = lambda _: None
             return server.ask_parts(kind, **fields)
 
-    return _in_time(ask, [])
+    return in_time(ask, [])
 
 
 def _settings(path: str | None, *sections: str) -> Config:
@@ -162,8 +167,8 @@ def _settings(path: str | None, *sections: str) -> Config:
     return load(path, ("client_settings", *sections), cache_dir=places.find().cache)
 
 
-def _in_time(work: Callable[[], list[Any]], otherwise: list[Any]) -> list[Any]:
-    """What `work` returns, if it returns in time."""
+def in_time(work: Callable[[], list[Any]], otherwise: list[Any]) -> list[Any]:
+    """What `work` returns, if it returns in time; `otherwise`, too, if it fails."""
     outcome: list[list[Any]] = []
     done = _thread.allocate_lock()
     done.acquire()

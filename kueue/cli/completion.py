@@ -108,7 +108,7 @@ def answer(environ: Mapping[str, str], write: Callable[[bytes], None]) -> int:
             if native.exit_code == COMMAND_EXIT_CODE:
                 write(str(native.words_before).encode())
             return native.exit_code
-        names = _names(native, prefix, words)
+        names = candidates.in_time(partial(_names, native, prefix, words), [])
         found = dict.fromkeys(finder.quote_completions(names, prequote, wordbreak), "")
     write(_laid_out(found, shell, environ).encode("utf-8", "surrogateescape"))
     return 0
@@ -261,8 +261,8 @@ def _worker_names(words: Sequence[str], *, prefix: str, parsed_args: argparse.Na
     return candidates.worker_names(_config_of(parsed_args), prefix, states, typed=words)
 
 
-def _hosts(words: Sequence[str], *, parsed_args: argparse.Namespace, **_: Any) -> dict[str, str]:
-    return candidates.hosts(_config_of(parsed_args), typed=words)
+def _hosts(words: Sequence[str], *, prefix: str, parsed_args: argparse.Namespace, **_: Any) -> dict[str, str]:
+    return candidates.hosts(_config_of(parsed_args), prefix, typed=words)
 
 
 def _config_of(parsed_args: argparse.Namespace) -> str | None:
@@ -284,12 +284,13 @@ def _file_names(prefix: str) -> list[str]:
         names = os.listdir(os.path.expanduser(folder + slash) or ".")
     except OSError:
         return []
-    found = []
-    for name in sorted(names)[:_NAMES_LIMIT]:
-        if name.startswith(start) and (start or not name.startswith(".")) and "\n" not in name and "\v" not in name:
-            path = folder + slash + name
-            found.append(path + "/" if os.path.isdir(os.path.expanduser(path)) else path)
-    return found
+    meant = [
+        name
+        for name in sorted(names)
+        if name.startswith(start) and (start or not name.startswith(".")) and "\n" not in name and "\v" not in name
+    ]
+    paths = [folder + slash + name for name in meant[:_NAMES_LIMIT]]
+    return [path + "/" if os.path.isdir(os.path.expanduser(path)) else path for path in paths]
 
 
 def _command_names(prefix: str) -> list[str]:

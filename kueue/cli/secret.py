@@ -8,7 +8,7 @@ Rules
 - The old secret is given up only when the server says that nobody needs it.
 """
 # pathlib is left out for the command's start-up time (5 ms):
-# ruff: noqa: PTH105, PTH108, PTH118, PTH119, PTH120, PTH123, PTH207
+# ruff: noqa: PTH105, PTH108, PTH110, PTH116, PTH118, PTH119, PTH120, PTH123, PTH207
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import string
 
 from kueue import identity, places
 from kueue.cli.session import Session
-from kueue.config import Config, load
+from kueue.config import Config, load, tables
 from kueue.errors import ConfigError, UserError
 from kueue.settings import SECTIONS
 
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 SECRET_CHARACTERS = 64
 
-_SECTION = re.compile(r"\s*\[\s*(?P<name>[^\[\]]+?)\s*\]\s*(#.*)?$")
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
+# TOML knows no other line ends; `splitlines` knows ten, which stand in the middle of comments.
+_SECTION = re.compile(r"\ufeff?\s*\[\[?(?P<name>[^\[\]]+)\]\]?\s*(#.*)?$")
 _ENTRY = re.compile(
     r"""(?P<before>\s*(?P<prefix>common_settings\s*\.\s*)?["']?(?P<key>shared_secret(?:_previous)?)["']?\s*=\s*)"""
     r"""(?P<value>"(?:[^"\\]|\\.)*"|'[^']*')(?P<after>\s*(?:\#.*)?)$"""
@@ -63,7 +65,8 @@ def _rotate(session: Session, config: Config) -> int:
         )
     new = "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(SECRET_CHARACTERS))
     old = config.common.shared_secret
-    _rewrite(config, lambda lines: _rotated(lines, new), new, old)
+    links = _rewrite(config, lambda lines: _rotated(lines, new), new, old)
+    _tell_of_links(session, config, links)
     host = config.common.server_name
     session.screen.print(
         f"{config.path} has a new shared_secret; the old one is kept there as shared_secret_previous.\n"
@@ -104,13 +107,21 @@ def _finish(session: Session, config: Config) -> int:
                 f"The old secret is still needed. {' '.join(missing)}",
                 hint="Machines that shall not come back do not count: then `kueue secret finish --force`.",
             )
-    _rewrite(config, _finished, config.common.shared_secret, "")
+    _tell_of_links(session, config, _rewrite(config, _finished, config.common.shared_secret, ""))
     session.screen.print(
         f"The old secret is out of {config.path}.\n"
         "Copy the file to the other machines, then there and here: kueue secret reload\n"
         "From then on the server refuses the old secret."
     )
     return 0
+
+
+def _tell_of_links(session: Session, config: Config, links: int) -> None:
+    if links > 0:
+        session.screen.remark(
+            f"{config.path} had {links} more name{'s' if links > 1 else ''} (hard links), which still lead to the file "
+            "as it was: copy the new one there, too."
+        )
 
 
 def _missing(info: dict[str, Any], present: str, previous: str) -> list[str]:
@@ -176,21 +187,27 @@ def _fingerprints(config: Config) -> tuple[str, str]:
     return identity.identity_of(common.shared_secret, cache).fingerprint, previous.fingerprint if previous else ""
 
 
-def _rewrite(config: Config, change: Callable[[list[str]], list[str]], present: str, previous: str) -> None:
-    """Replace the file by the changed one, if that means just what it shall. Raises `ConfigError`."""
+def _rewrite(config: Config, change: Callable[[list[str]], list[str]], present: str, previous: str) -> int:
+    """Replace the file by the changed one, if that means just what it shall. Returns how many other names (hard links)
+    the old contents still have. Raises `ConfigError`.
+    """
     path = os.path.realpath(config.path)
-    draft = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}")
+    draft = f"{_draft_prefix(path)}{os.getpid()}"
     try:
+        _sweep(path)
         with open(path, encoding="utf-8", newline="") as file:
             before, about = file.read(), os.fstat(file.fileno())
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with open(descriptor, "w", encoding="utf-8", newline="") as new:
                 os.fchmod(descriptor, about.st_mode & 0o700)
-                new.write("".join(change(before.splitlines(keepends=True))))
+                if about.st_uid != os.geteuid():  # root: whose file it is must go on reading it
+                    os.fchown(descriptor, about.st_uid, about.st_gid)
+                new.write("".join(change(_LINE.findall(before))))
                 new.flush()
                 os.fsync(descriptor)
             _must_mean(draft, config, present, previous)
+            _must_be_unchanged(path, about)
             os.replace(draft, path)
         except BaseException:
             os.unlink(draft)
@@ -198,18 +215,35 @@ def _rewrite(config: Config, change: Callable[[list[str]], list[str]], present: 
         _sync(os.path.dirname(path))
     except OSError as error:
         raise ConfigError(f"{path} cannot be changed: {error.strerror}.") from error
+    return about.st_nlink - 1
+
+
+def _must_be_unchanged(path: str, before: os.stat_result) -> None:
+    now = os.stat(path)
+    if (now.st_ino, now.st_mtime_ns, now.st_size) != (before.st_ino, before.st_mtime_ns, before.st_size):
+        raise ConfigError(f"{path} was changed by somebody in this moment.", hint="Type it again.")
+
+
+def _draft_prefix(path: str) -> str:
+    return os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.")
+
+
+def _sweep(path: str) -> None:
+    """Remove drafts whose makers were killed: a secret stands in them."""
+    prefix = _draft_prefix(path)
+    for draft in glob.glob(f"{glob.escape(prefix)}*"):
+        pid = draft[len(prefix) :]
+        if pid.isdecimal() and (int(pid) == os.getpid() or not os.path.exists(f"/proc/{pid}")):
+            with contextlib.suppress(OSError):
+                os.unlink(draft)
 
 
 def _must_mean(draft: str, config: Config, present: str, previous: str) -> None:
-    """Raises `ConfigError` unless the draft differs from `config` in the two secrets alone."""
+    """Raises `ConfigError` unless the draft differs from the file in the two secrets alone, also in what we ignore."""
     try:
-        new = load(draft, tuple(SECTIONS))
-        old = load(config.path, tuple(SECTIONS))
-        changed = {"shared_secret": present, "shared_secret_previous": previous}
-        is_right = vars(new.common) == {**vars(old.common), **changed} and all(
-            getattr(new, part) == getattr(old, part)
-            for part in ("server", "worker", "client", "metrics", "restart_workers", "global_resources")
-        )
+        new = load(draft, tuple(SECTIONS)).common
+        is_right = (new.shared_secret, new.shared_secret_previous) == (present, previous)
+        is_right = is_right and _without_secrets(draft) == _without_secrets(config.path)
     except ConfigError:
         is_right = False
     if not is_right:
@@ -219,6 +253,13 @@ def _must_mean(draft: str, config: Config, present: str, previous: str) -> None:
         )
 
 
+def _without_secrets(path: str) -> dict[str, Any]:
+    found = tables(path)
+    for key in ("shared_secret", "shared_secret_previous"):
+        found["common_settings"].pop(key, None)
+    return found
+
+
 def _entries(lines: list[str]) -> Iterator[tuple[int, re.Match[str]]]:
     """(index, match) of the lines with a secret."""
     section = ""
@@ -226,7 +267,7 @@ def _entries(lines: list[str]) -> Iterator[tuple[int, re.Match[str]]]:
         text = line.rstrip("\r\n")
         head = _SECTION.match(text)
         if head:
-            section = head["name"].strip("\"'")
+            section = head["name"].strip().strip("\"'")
             continue
         found = _ENTRY.match(text)
         if found and (section == "common_settings" if not found["prefix"] else not section):

@@ -18,7 +18,7 @@ import msgspec
 
 from kueue import places
 from kueue.client import Client, Server
-from kueue.errors import KueueError, Refused, Unreachable, UserError
+from kueue.errors import KueueError, Refused, StorageError, Unreachable, UserError
 from kueue.model import to_os_text
 from kueue.server.recovery import state_file
 from kueue.storage import backup
@@ -37,6 +37,12 @@ def take(where: places.Places, file: str, *, force: bool) -> int:
     while True:
         try:
             lock = places.lock_exclusive(where.server_lock, "A kueue server")
+        except StorageError as error:
+            source = state_file(Path(where.root, "server"))
+            raise StorageError(
+                str(error),
+                hint=f"If its disk takes no writes, copy {source} by hand, and {source}-wal if that is there.",
+            ) from error
         except KueueError:
             if _asked(where, target, force=force):
                 return 0
@@ -95,7 +101,7 @@ def _lost(target: Path) -> None:
     while not backup.sweep(target) and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
     raise Unreachable(
-        "The server ended before the backup was complete; there is none.",
+        f"The server ended before it had told that the backup is complete: do not count on {target}.",
         hint="Start the command again. A server that is older than this command cannot make backups while it runs.",
     )
 

@@ -24,6 +24,7 @@ from kueue import clock, log
 from kueue.config import MetricsSettings
 from kueue.http import Page, Site
 from kueue.net import Entrance
+from kueue.server import outage
 from kueue.server.driver import Driver
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ class Window:
 
         disk = await self._disk()
         driver = self._driver
+        outage.show_answering(driver)
         kinds = Counter("worker" if session.is_worker else "command" for session in driver.sessions.values())
         return families(
             Sight(

@@ -17,6 +17,7 @@ from kueue.config import Config
 from kueue.errors import EXIT_CANCELED, EXIT_OWN_FAILURE, ConfigError, KueueError, UsageError
 from kueue.server import copies, recovery, restore
 from kueue.server.service import Service
+from kueue.storage import backup
 from kueue.storage.sqlite import SqliteStore
 
 SECTIONS = ("server_settings", "global_resources", "metrics_settings")
@@ -50,10 +51,13 @@ def _parser() -> argparse.ArgumentParser:
         "--recover", action="store_true", help="save what can be read of a damaged state into a new one, then exit"
     )
     parser.add_argument(
-        "--backup", metavar="FILE", help="copy the state to a new file, then exit; the server may run meanwhile"
+        "--backup",
+        metavar="FILE",
+        type=_file,
+        help="copy the state to a new file, then exit; the server may run meanwhile",
     )
     parser.add_argument(
-        "--restore", metavar="FILE", help="make a backup the state, then exit; what is there is moved aside"
+        "--restore", metavar="FILE", type=_file, help="make a backup the state, then exit; what is there is moved aside"
     )
     parser.add_argument("--force", action="store_true", help="let --backup replace a file that exists")
     parser.add_argument(
@@ -62,6 +66,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--take-over", action="store_true", help="use a state directory that another host has used")
     parser.add_argument("--debug", action="store_true", help="show a traceback with errors")
     return parser
+
+
+def _file(word: str) -> str:
+    """An unset variable of a script must not start a server."""
+    if not word:
+        raise argparse.ArgumentTypeError("the name of a file is missing")
+    return word
 
 
 def _complain(error: KueueError, *, trace: bool) -> None:
@@ -99,6 +110,7 @@ def _run(options: argparse.Namespace) -> int:
                 return recovery.recover(Path(where.server))
             if options.restore:
                 return restore.restore(where, options.restore, take_over=options.take_over)
+            backup.sweep_beside(recovery.state_file(Path(where.server)))
             # Before the service hears signals: a reload that comes now has nothing to reload, and must not end us.
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
             _allow_many_connections()

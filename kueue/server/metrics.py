@@ -205,7 +205,7 @@ def _workers(queue: Queue, now: Now) -> Iterator[Metric]:
     for name, worker, node in shown:
         totals = node.record.totals
         for family, value in (
-            (up, worker.session is not None),
+            (up, queue.answers(worker)),
             (slots, totals.slots),
             (slots_used, node.slots),
             (cpus, totals.cores),
@@ -238,7 +238,7 @@ def _shown(queue: Queue, now: Now) -> tuple[list[tuple[str, Worker, Node]], int]
 
 
 def _is_here(queue: Queue, worker: Worker, now: Now) -> bool:
-    if worker.session is not None:
+    if queue.answers(worker):
         return True
     # After a start of the server nobody misses those that hold nothing: they may have left years ago.
     is_missed = worker.heard is not None or bool(queue.node(worker.id).attempts)

@@ -11,28 +11,33 @@ Rules
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sqlite3
+import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from kueue import __version__, places
 from kueue.core.engine import Engine
-from kueue.core.facts import Aggregates, AnyFact, JobHeld, NumbersRaised
+from kueue.core.facts import Aggregates, AnyFact, JobHeld, NumbersRaised, TimeoutChanged
 from kueue.core.settings import Settings
-from kueue.errors import KueueError, StorageError, UserError
+from kueue.errors import Bug, DiskFull, KueueError, StorageError, UserError
 from kueue.model import JobState
 from kueue.server.recovery import COMPANIONS, state_file
 from kueue.storage import rows
-from kueue.storage.backup import Summary, examined, open_alone, sync_directory
+from kueue.storage.backup import Summary, examined, open_alone, sweep_beside, sync_directory
 from kueue.storage.opening import MAGIC, check_header, open_to_copy
 from kueue.storage.plan import folded
 from kueue.storage.sqlite import SqliteStore
 from kueue.storage.store import Batch
 from kueue.units import format_id_ranges
 
+DAMAGE = (sqlite3.Error, msgspec.DecodeError, UnicodeDecodeError)
+"""What reading a damaged file raises; the last one, when SQLite quotes a damaged name."""
 SKIPPED = 100_000
 """Numbers left out when it is not known which were given since the backup."""
 RANGES_SHOWN = 10
@@ -44,25 +49,51 @@ def restore(where: places.Places, file: str, *, take_over: bool) -> int:
     source = Path(file).expanduser().absolute()
     made = _checked(source)
     target = state_file(Path(where.server))
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    draft = target.with_name(f"{target.name}.restored-{stamp}")
+    stamp = _free_stamp(target)
+    draft = _draft(target, stamp)
     try:
         held = _prepare(source, draft, target, made, where=where, take_over=take_over)
-        aside = _put_aside(target, stamp)
-        draft.rename(target)
-        sync_directory(target.parent)
-    except OSError as error:
-        raise StorageError(f"{source} cannot be restored: {error.strerror or error}.") from error
+        aside = _exchanged(draft, target, stamp)
+    except (OSError, sqlite3.Error) as error:
+        raise StorageError(
+            f"{source} cannot be restored: {getattr(error, 'strerror', None) or error}.",
+            hint="The state is as it was.",
+        ) from error
     finally:
-        for suffix in (*COMPANIONS, ".ballast"):
-            draft.with_name(draft.name + suffix).unlink(missing_ok=True)
+        _remove(draft)
+    sweep_beside(target)
     _tell(source, made, held, aside)
     return 0
+
+
+def _free_stamp(target: Path) -> str:
+    """The time, with a number behind it when there was a restore in this very second: nothing of it is replaced."""
+    now = time.strftime("%Y%m%d-%H%M%S")
+    taken = {entry.name for entry in target.parent.iterdir()}
+    stamps = (now, *(f"{now}-{number}" for number in range(2, 1000)))
+    return next(one for one in stamps if not {_aside(target, one).name, _draft(target, one).name} & taken)
+
+
+def _draft(target: Path, stamp: str) -> Path:
+    # `kueue.storage.opening` knows the name: a state that is missing beside a draft is not made anew.
+    return target.with_name(f"{target.name}.restored-{stamp}")
+
+
+def _aside(target: Path, stamp: str) -> Path:
+    return target.with_name(f"{target.name}.before-{stamp}")
+
+
+def _remove(draft: Path) -> None:
+    for suffix in (*COMPANIONS, ".ballast"):
+        with contextlib.suppress(OSError):
+            draft.with_name(draft.name + suffix).unlink()
 
 
 def _checked(source: Path) -> Summary:
     """Refuses what is no whole backup of a format that we know. The file is only read."""
     try:
+        if not stat.S_ISREG(source.stat().st_mode):
+            raise UserError(f"{source} is not a file.")  # a FIFO would be waited for, with the lock held
         with source.open("rb") as file:
             header = file.read(100)
         if not header.startswith(MAGIC):
@@ -73,14 +104,15 @@ def _checked(source: Path) -> Summary:
                 hint="Make backups with `kueue_server --backup FILE`.",
             )
         check_header(source)
-        connection = open_alone(source, "ro")
+        # Also what an earlier restore has put aside, which is no copy: to go back must be possible.
+        connection = open_alone(source, "ro", is_still=True)
         try:
             return examined(connection, source)
         finally:
             connection.close()
     except OSError as error:
         raise UserError(f"{source} cannot be read: {error.strerror or error}.") from error
-    except (sqlite3.Error, msgspec.DecodeError) as error:
+    except DAMAGE as error:
         raise UserError(f"{source} is damaged: {error}.", hint="Take another backup.") from error
 
 
@@ -90,22 +122,53 @@ def _prepare(
     """Make `draft` from the backup, with numbers raised and waiting jobs held. Returns those jobs."""
     draft.touch(mode=0o600, exist_ok=False)
     shutil.copyfile(source, draft)
-    store = SqliteStore(draft, is_network=where.is_network, take_over=take_over)
-    try:
-        engine = Engine(Settings(), queue_id=store.queue_id, version=__version__)
-        engine.replay(store.aggregates(), store.replay())
-        wall = time.time()
-        facts: list[AnyFact] = [_raised(store.aggregates(), _numbers(present, made.queue_id), wall)]
-        held = [job.id for job in engine.state.jobs.values() if job.state is JobState.PENDING]
-        facts += [JobHeld(job=job, principal=PRINCIPAL, wall=wall) for job in held]
-        for fact in facts:
-            engine.state.evolve(fact)
-        store.commit(Batch(facts=tuple(facts), aggregates=engine.aggregates(), wall=wall))
-    finally:
-        store.close()
+    with _named(source, draft):
+        store = SqliteStore(draft, is_network=where.is_network, take_over=take_over)
+        try:
+            engine = Engine(Settings(), queue_id=store.queue_id, version=__version__)
+            engine.replay(store.aggregates(), store.replay())
+            wall = time.time()
+            facts = decided(engine, _numbers(present, made.queue_id), wall)
+            store.commit(Batch(facts=tuple(facts), aggregates=engine.aggregates(), wall=wall))
+            held = [fact.job for fact in facts if isinstance(fact, JobHeld)]
+        finally:
+            store.close()
     if draft.with_name(f"{draft.name}-wal").exists():
         raise StorageError(f"The disk of {draft.parent} does not take the restored state: nothing was changed.")
     return sorted(held)
+
+
+@contextlib.contextmanager
+def _named(source: Path, draft: Path) -> Iterator[None]:
+    """What is wrong with the draft is wrong with the backup, which is the file that people know; no state is to be
+    recovered.
+    """
+    try:
+        yield
+    except DiskFull:
+        raise
+    except StorageError as error:
+        # Only the word about another host has a way out of its own.
+        hint = error.hint if "--take-over" in error.hint else "Take another backup."
+        raise StorageError(str(error).replace(str(draft), str(source)), hint=hint) from error
+    except (*DAMAGE, Bug, LookupError, TypeError, ValueError) as error:  # what is read makes no sense
+        raise StorageError(f"{source} is damaged: {error}.", hint="Take another backup.") from error
+
+
+def decided(engine: Engine, given: Aggregates | None, wall: float) -> list[AnyFact]:
+    """What makes a backup, as replayed, a record to go on with: its numbers are raised, its waiting jobs held.
+
+    `given`: the sums of the state that is replaced; None if they are not known. The engine has evolved by the facts.
+    """
+    facts: list[AnyFact] = [_raised(engine.aggregates(), given, wall)]
+    if given is not None and given.timeout_seconds > engine.state.sums.timeout_seconds:
+        # Workers may hold leases by the longer one yet: a server that is started with a shorter one lets it pass first.
+        facts.append(TimeoutChanged(seconds=given.timeout_seconds, wall=wall))
+    waiting = [job.id for job in engine.state.jobs.values() if job.state is JobState.PENDING]
+    facts += [JobHeld(job=job, principal=PRINCIPAL, wall=wall) for job in waiting]
+    for fact in facts:
+        engine.state.evolve(fact)
+    return facts
 
 
 def _raised(sums: Aggregates, given: Aggregates | None, wall: float) -> NumbersRaised:
@@ -118,7 +181,7 @@ def _numbers(present: Path, queue_id: str) -> Aggregates | None:
     """The sums of the state that is replaced, if it is a later one of the same queue and can be read."""
     if not present.exists():
         return None
-    with contextlib.suppress(sqlite3.Error, KueueError, OSError, msgspec.DecodeError, TypeError):
+    with contextlib.suppress(*DAMAGE, KueueError, OSError, TypeError):
         connection = open_to_copy(present)
         try:
             (body,) = connection.execute("SELECT body FROM aggregates").fetchone()
@@ -130,14 +193,38 @@ def _numbers(present: Path, queue_id: str) -> Aggregates | None:
     return None
 
 
-def _put_aside(target: Path, stamp: str) -> Path | None:
-    """Move what is there out of the way, with its log. Returns its new name; none if there was nothing."""
-    aside = target.with_name(f"{target.name}.before-{stamp}")
-    for suffix in COMPANIONS:
-        companion = target.with_name(target.name + suffix)
-        if companion.exists():
-            companion.rename(aside.with_name(aside.name + suffix))
+def _exchanged(draft: Path, target: Path, stamp: str) -> Path | None:
+    """Give the draft the target's name. Returns the new name of what was there, with its log; none if nothing was.
+
+    Raises `OSError`; all is as it was then.
+    """
+    aside = _aside(target, stamp)
+    names = [(target.with_name(target.name + suffix), aside.with_name(aside.name + suffix)) for suffix in COMPANIONS]
+    there = [(old, new) for old, new in names if old.exists()]
+    moved: list[tuple[Path, Path]] = []
+    try:
+        # Mostly there is no log, since `_numbers` has brought it into the file: then no moment is without a state.
+        if there != names[:1] or not _is_linked(*names[0]):
+            for old, new in there:
+                old.rename(new)
+                moved.append((old, new))
+        draft.replace(target)
+    except OSError:
+        for old, new in reversed(moved):
+            new.rename(old)
+        if not moved:
+            aside.unlink(missing_ok=True)
+        raise
+    sync_directory(target.parent)
     return aside if aside.exists() else None
+
+
+def _is_linked(old: Path, new: Path) -> bool:
+    try:
+        os.link(old, new)
+    except OSError:  # no hard links there (FAT, some file servers)
+        return False
+    return True
 
 
 def _tell(source: Path, made: Summary, held: list[int], aside: Path | None) -> None:

@@ -23,6 +23,7 @@ import shutil
 import sqlite3
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +31,7 @@ from typing import NamedTuple
 from kueue import places
 from kueue.errors import StorageError, UserError
 from kueue.storage import rows
+from kueue.storage.opening import is_state
 from kueue.storage.room import NO_ROOM
 
 PORTION_PAGES = 256
@@ -37,6 +39,12 @@ PORTION_PAGES = 256
 
 _DONE = 101
 """SQLITE_DONE of sqlite.org/rescode.html: that was the last portion. Python 3.10 has no name for it."""
+
+_NAME_BYTES = 200
+"""Of the target's name in that of its draft: with the rest it must stay below the 255 of file systems."""
+
+OLD_SECONDS = 86400.0
+"""A draft that has not grown for so long has no maker any more."""
 
 RESERVE_BYTES = 32 * 2**20
 """Left free for the owner when the copy goes to the disk that the state lies on."""
@@ -205,18 +213,28 @@ class Copy:
                     one.unlink()
 
 
-def open_alone(path: Path, mode: str) -> sqlite3.Connection:
-    """A connection to a file that nobody else uses: no locks (file servers without them), no shared memory."""
+def open_alone(path: Path, mode: str, *, is_still: bool = False) -> sqlite3.Connection:
+    """A connection to a file that nobody else uses: no locks (file servers without them), no shared memory.
+
+    `is_still`: it does not change and has no log beside it, even if it is marked as a file that has one.
+    """
     connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode={mode}&nolock=1", uri=True, isolation_level=None, check_same_thread=False
+        f"{path.absolute().as_uri()}?mode={mode}&nolock=1{'&immutable=1' if is_still else ''}",
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
     )
     connection.execute("PRAGMA locking_mode = EXCLUSIVE").fetchall()
     return connection
 
 
 def examined(connection: sqlite3.Connection, path: Path) -> Summary:
-    """What a complete state file holds, every page of it looked at. Raises `sqlite3.DatabaseError` if it is damaged."""
-    verdicts = [verdict for (verdict,) in connection.execute("PRAGMA integrity_check(1)")]
+    """What a complete state file holds, every page of it looked at.
+
+    Raises `sqlite3.Error` or `msgspec.DecodeError` if it is damaged; `UnicodeDecodeError` if SQLite's own sentence
+    about that quotes a damaged name.
+    """
+    verdicts = [" ".join(str(verdict).split()) for (verdict,) in connection.execute("PRAGMA integrity_check(1)")]
     if verdicts != ["ok"]:
         raise sqlite3.DatabaseError(f"malformed: {verdicts[0]}")
     (body,) = connection.execute("SELECT body FROM aggregates").fetchone() or (b"",)
@@ -244,31 +262,73 @@ def _check_target(target: Path, state: Path, *, force: bool) -> None:
     with _told(target):
         if not target.parent.is_dir():
             raise UserError(f"There is no directory {target.parent}.")
+        _check_not_ours(target, state)
         try:
             found = target.lstat()
         except FileNotFoundError:
             return
         if not stat.S_ISREG(found.st_mode):
             raise UserError(f"{target} is not a file.", hint="Name a file for the backup, or one that does not exist.")
-        if target.name.startswith(state.name) and target.parent.samefile(state.parent):
-            raise UserError(f"{target} is the state of the server itself.", hint="Name another file for the backup.")
         if not force:
             raise UserError(f"{target} exists.", hint="Name another file, or replace it with --force.")
 
 
+def _check_not_ours(target: Path, state: Path) -> None:
+    """No name in the directories of the programs, taken or free: a lock that is replaced locks nobody out any more, and
+    what is called like a journal of the state SQLite takes for one.
+    """
+    home = target.parent.resolve()
+    server = state.parent.resolve()
+    if home == server or home.is_relative_to(server.parent / "workers"):
+        raise UserError(
+            f"{target} would lie among the state of the server itself.",
+            hint="Name a file in another directory, best on another disk.",
+        )
+
+
 def sweep(target: Path) -> bool:
-    """Remove drafts of copies to `target` whose makers were killed. True if none is left, of the living either."""
+    """Remove drafts of copies to `target` whose makers were killed. True if none is left, of the living either.
+
+    Those of other copies beside it go when they are a day old: names of backups often have a date in them, and a maker
+    on another host of a shared directory is not seen from here.
+    """
     is_clean = True
     with contextlib.suppress(OSError):
         for draft in target.parent.iterdir():
             begin, _, pid = draft.name.rpartition("-")
-            if f"{begin}-" != _draft_prefix(target) or not pid.isdecimal():
+            if not (begin.startswith(".") and begin.endswith(".part") and pid.isdecimal()):
                 continue
+            is_of_target = f"{begin}-" == _draft_prefix(target)
             if _lives(int(pid)):
-                is_clean = False
-            else:
+                is_clean = is_clean and not is_of_target
+            elif is_of_target or _is_old_draft(draft):
                 draft.unlink(missing_ok=True)
     return is_clean
+
+
+def _is_old_draft(draft: Path) -> bool:
+    """An old file that is ours by its contents."""
+    with contextlib.suppress(OSError):
+        about = draft.lstat()
+        if not stat.S_ISREG(about.st_mode) or time.time() - about.st_mtime < OLD_SECONDS:
+            return False
+        with draft.open("rb") as file:
+            return is_state(file.read(100))
+    return False
+
+
+def sweep_beside(state: Path) -> None:
+    """Remove what copies, restores and recoveries that were killed have left. The caller holds the state's lock."""
+    if state.exists():  # else it is to be told of: see `kueue.storage.opening`
+        drafts = (f"{state.name}.copy", f"{state.name}.restored-*", "recovered-*.sqlite")
+        for left in (path for pattern in drafts for path in state.parent.glob(pattern)):
+            with contextlib.suppress(OSError):
+                left.unlink()
+        for aside in state.parent.glob(f"{state.name}.before-*"):
+            # Killed between the link and the exchange: a second name of the state, which changes with it.
+            with contextlib.suppress(OSError):
+                if aside.samefile(state):
+                    aside.unlink()
 
 
 def _lives(pid: int) -> bool:
@@ -284,7 +344,7 @@ def _draft_of(target: Path) -> Path:
 
 
 def _draft_prefix(target: Path) -> str:
-    return f".{target.name[:200]}.part-"
+    return f".{os.fsdecode(os.fsencode(target.name)[:_NAME_BYTES])}.part-"
 
 
 def _bring(draft: Path, final: Path) -> None:
@@ -332,7 +392,7 @@ def _told(target: Path) -> Iterator[None]:
         raise UserError(
             f"The backup {target} cannot be written: {error.strerror or error}.", hint=hint if is_kept_out else ""
         ) from error
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter: see `examined`
         if "is full" in str(error):
             raise _full(target) from error
         raise UserError(f"The backup {target} cannot be made: {error}.") from error

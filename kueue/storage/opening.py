@@ -93,6 +93,15 @@ def connect(wanted: Wanted) -> sqlite3.Connection:
     return connection
 
 
+def is_state(header: bytes) -> bool:
+    """Are these the first 100 bytes of a state file of kueue, of whatever format? Layout: sqlite.org/fileformat2."""
+    return (
+        len(header) == 100
+        and header.startswith(MAGIC)
+        and int.from_bytes(header[68:72], "big") == schema.APPLICATION_ID
+    )
+
+
 def check_header(path: Path) -> None:
     """Raises `StorageError` unless this is a state file of kueue, of a format that we know. The file is only read."""
     _look_at_header(Wanted(path, is_network=False, host=Host("", ""), take_over=True))
@@ -110,6 +119,11 @@ def open_to_copy(path: Path) -> sqlite3.Connection:
         connection.execute("BEGIN EXCLUSIVE")
         connection.execute("COMMIT")
     except sqlite3.Error as error:
+        connection.close()
+        if "locked" in str(error):
+            raise StorageError(f"Another program uses {path}", hint="Wait for its end, or stop it.") from error
+        raise StorageError(f"{path} cannot be read: {error}", hint=f"It was left as it is. {RECOVER}") from error
+    except UnicodeDecodeError as error:  # from Python, when SQLite quotes a damaged name
         connection.close()
         raise StorageError(f"{path} cannot be read: {error}", hint=f"It was left as it is. {RECOVER}") from error
     return connection
@@ -132,6 +146,12 @@ def _create(wanted: Wanted) -> None:
                 f"{path} is missing, but {log.name} is there",
                 hint="Put the file back, or move that one away to begin with an empty queue.",
             )
+    # `kueue_server --restore` and `--recover` move the old state away before the new one gets its name.
+    for draft in (*path.parent.glob(f"{path.name}.restored-*"), *path.parent.glob("recovered-*.sqlite")):
+        raise StorageError(
+            f"{path} is missing, but {draft.name} is there: a restore was interrupted",
+            hint="Do it again (kueue_server --restore FILE), or move that file away to begin with an empty queue.",
+        )
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.new-{os.getpid()}")
     draft.unlink(missing_ok=True)

@@ -95,7 +95,9 @@ def test_a_backup_replaces_a_file_only_by_force_and_never_the_state(lab):
     backup(lab, "copy", "--force")
     assert (lab.folder / "copy").read_bytes().startswith(b"SQLite format 3")
     for target, sentence in (
-        ("state/server/queue.sqlite", "is the state of the server itself"),
+        ("state/server/queue.sqlite", "among the state of the server itself"),
+        ("state/server/queue.sqlite-journal", "among the state of the server itself"),
+        ("state/server/lock", "among the state of the server itself"),
         ("no/such/copy", "There is no directory"),
         (".", "is not a file"),
         ("/dev/null", "is not a file"),
@@ -104,6 +106,15 @@ def test_a_backup_replaces_a_file_only_by_force_and_never_the_state(lab):
         assert refused.returncode == 1
         assert sentence in refused.stderr
     held(lab)
+
+
+@pytest.mark.parametrize("option", ["--backup", "--restore"])
+def test_an_unset_variable_in_the_place_of_a_file_starts_no_server(lab, option):
+    lab.config()
+    done = server_command(lab, option, "")
+    assert done.returncode == 2
+    assert "the name of a file is missing" in done.stderr
+    assert not (lab.folder / "state").exists()
 
 
 def test_only_a_command_on_the_server_s_machine_can_ask_for_a_backup(lab):
@@ -222,7 +233,7 @@ def test_a_backup_ends_with_its_server_and_what_it_left_is_swept_up(lab):
     if (away / "copy").exists():
         pytest.skip("the copy was faster than the killer")
     assert process.wait(20) == 1
-    assert "The server ended before the backup was complete" in lab.log("b")
+    assert "The server ended before it had told that the backup is complete" in lab.log("b")
     assert names(away) == set()
 
 

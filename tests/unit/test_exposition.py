@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 
 import pytest
+import trio
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.openmetrics import parser as openmetrics
 
 from kueue import exposition
 from kueue.tally import Histogram
@@ -44,6 +48,31 @@ def test_a_file_is_replaced_whole_and_readable_for_everybody(tmp_path):
     assert path.read_bytes() == b"new\n"
     assert path.stat().st_mode & 0o777 == 0o644
     assert [entry.name for entry in tmp_path.iterdir()] == ["kueue.prom"]
+
+
+def test_no_link_is_followed_and_what_a_killed_program_left_is_swept_up(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"mine")
+    (tmp_path / ".kueue.prom.draft").symlink_to(precious)
+    exposition.write_file(tmp_path / "kueue.prom", b"new\n")
+    assert precious.read_bytes() == b"mine"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["kueue.prom", "precious"]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool here")
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text"])
+def test_whatever_a_worker_calls_itself_the_page_can_be_read(accept):
+    names = ['a"b', "a\\", "a\nb", "a\rb", "\x00", "\u2028", "é😀", "{}", "\ud800", "", "\ufeff", "x" * 5000]
+    family = GaugeMetricFamily("kueue_worker_up", 'With "quotes" and \\.', labels=("worker",))
+    for name in names:
+        family.add_metric((exposition.label(name),), 1)
+    _, body = trio.run(exposition.rendered, [family], accept)
+    if accept:
+        (read,) = openmetrics.text_string_to_metric_families(body.decode())
+        assert [sample.labels["worker"] for sample in read.samples] == [exposition.label(name) for name in names]
+    else:
+        done = subprocess.run(["promtool", "check", "metrics"], input=body, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
 
 
 def test_a_file_that_cannot_be_written_leaves_no_draft(tmp_path):

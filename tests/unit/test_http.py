@@ -239,6 +239,34 @@ async def test_junk_never_ends_the_service():
         assert status(await ask(port, GOOD)) == 200
 
 
+class Hosts(trio.abc.HostnameResolver):
+    """A name with an address that this machine does not have, first, and one that it has."""
+
+    async def getaddrinfo(self, host, port, *_, **__):
+        await trio.lowlevel.checkpoint()
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in ("192.0.2.1", "127.0.0.1")]
+
+    async def getnameinfo(self, sockaddr, flags):
+        raise AssertionError("nobody asks for the name of an address")
+
+
+def listens(port):
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+async def test_an_address_that_is_switched_off_here_keeps_nobody_from_the_others():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    trio.socket.set_custom_hostname_resolver(Hosts())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Site(PAGES).listen, f"here.example:{port}", "figures")
+        await eventually(lambda: listens(port))
+        assert status(await ask(port, GOOD)) == 200
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_place_that_is_taken_is_said_once_and_had_when_it_is_free(monkeypatch):
     monkeypatch.setattr("kueue.http.AGAIN_SECONDS", 0.02)
     said: list[str] = []

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from kueue import places
-from kueue.errors import ConfigError, KueueError
+from kueue.errors import ConfigError, KueueError, StorageError
 
 MOUNTS = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
@@ -207,3 +207,8 @@ def test_a_socket_can_be_reached_however_long_its_path_is(tmp_path, length):
             if descriptor >= 0:
                 os.close(descriptor)
         assert os.path.exists(path)
+
+
+def test_a_lock_that_cannot_be_made_is_one_sentence(tmp_path):
+    with pytest.raises(StorageError, match=r"/gone/lock cannot be written: No such file or directory\."):
+        places.lock_exclusive(str(tmp_path / "gone" / "lock"))

@@ -20,6 +20,7 @@ import kueue
 from kueue.cli.doctor.file_facts import MOUNTINFO
 from kueue.cli.doctor.finding import Facts
 from kueue.cli.doctor.probes import Note, run
+from kueue.errors import UserError
 
 UNITS = ("kueue-server.service", "kueue-worker.service", "kueue-restart-workers.service")
 PROGRAMS = ("kueue", "kueue_server", "kueue_worker", "kueue_restart_workers")
@@ -53,7 +54,7 @@ def shell_facts(note: Note, shell: str = "") -> Facts:
     `path`; `reached`: the command ran; `noise`: what the shell's own files print, in characters; `code`, `said` if it
     was not reached; then `umask` ("022"), `search_path` and `programs` (name → path) as the command finds them.
     """
-    account = pwd.getpwuid(os.getuid())
+    account = _account()
     path = shell or account.pw_shell or "/bin/sh"
     facts: Facts = {"path": path, "reached": False, "noise": 0}
     note(f"running {path} as ssh does", **facts)
@@ -157,7 +158,7 @@ def systemd_facts(note: Note) -> Facts:
 
 def linger_facts(note: Note) -> Facts:
     """`user`, `enabled` (none: nobody can say), `kills`: logind ends the processes of a user at logout."""
-    name = pwd.getpwuid(os.getuid()).pw_name
+    name = _account().pw_name
     facts: Facts = {"user": name, "enabled": None, "kills": None, "logind": os.path.isdir("/run/systemd/system")}
     note("asking loginctl", **facts)
     said = run(["loginctl", "show-user", "-p", "KillUserProcesses", "-p", "KillExcludeUsers"], _ASK_SECONDS)
@@ -200,6 +201,17 @@ def time_facts(note: Note) -> Facts:
     said = run(["timedatectl", "show", "-p", "NTPSynchronized", "--value"], _ASK_SECONDS)
     known = said.out.strip() if said is not None and said.code == 0 else ""
     return {"synchronised": {"yes": True, "no": False}.get(known), "measured_wall": time.time()}
+
+
+def _account() -> pwd.struct_passwd:
+    """Raises `UserError` where nobody knows this account: mostly a directory service that is out of reach."""
+    try:
+        return pwd.getpwuid(os.getuid())
+    except KeyError:
+        raise UserError(
+            f"no account has the number {os.getuid()}: is the directory service (sssd, LDAP, NIS) up? "
+            f"`getent passwd {os.getuid()}` must answer"
+        ) from None
 
 
 def _is_below_manager() -> bool:

@@ -14,6 +14,7 @@ Why this way: a thread that hangs in the kernel keeps its process from ending, t
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import selectors
@@ -75,8 +76,18 @@ class Probes:
 
     def start(self, name: str, limit_seconds: float, measure: Callable[[Note], Facts]) -> None:
         """Have `measure` run; it gets `Note`, returns facts in values of JSON, and may raise what it likes."""
-        read, write = os.pipe2(os.O_CLOEXEC)
-        pid = os.fork()
+        try:
+            read, write = os.pipe2(os.O_CLOEXEC)
+        except OSError as error:
+            self._probes[name] = _not_begun(error)
+            return
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(read)
+            os.close(write)
+            self._probes[name] = _not_begun(error)
+            return
         if pid == 0:
             _run(measure, write)
         os.close(write)
@@ -117,6 +128,18 @@ class Probes:
         until = time.monotonic() + _REAP_SECONDS
         while os.waitpid(probe.pid, os.WNOHANG) == (0, 0) and time.monotonic() < until:
             time.sleep(0.002)
+
+
+def _not_begun(error: OSError) -> _Probe:
+    """In the place of one that this account has no room for: that is what the person has to know."""
+    why = error.strerror
+    if error.errno == errno.EAGAIN:
+        why = "this account may have no more processes (`ulimit -u`; `ps -u $USER` shows them)"
+    elif error.errno in {errno.EMFILE, errno.ENFILE}:
+        why = "no more files can be opened (`ulimit -n`)"
+    probe = _Probe(-1, -1, 0.0)
+    probe.answer = Answer({}, f"has no answer: {why}")
+    return probe
 
 
 def _run(measure: Callable[[Note], Facts], pipe: int) -> None:

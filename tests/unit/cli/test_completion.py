@@ -253,6 +253,23 @@ def test_workers_are_offered_that_can_become_what_was_typed(tab, server, line, e
     assert tab(line) == expected
 
 
+def test_of_two_thousand_workers_each_can_be_typed(tab, server):
+    rows = [{"id": number, "name": f"ralab{number:04}", "state": "online"} for number in range(2000)]
+    server({"ListWorkers": {"type": "WorkerList", "workers": rows}})
+    assert len(tab("kueue node offline ")) == candidates.LIMIT
+    assert set(tab("kueue node offline ralab199")) == {f"ralab{number}" for number in range(1990, 2000)}
+    assert set(tab("kueue show-worker 1999")) == {"1999"}
+
+
+def test_of_a_large_folder_each_file_can_be_typed(tab, tmp_path):
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(6000):
+        (folder / f"{number:04}").touch()
+    found = tab(f"kueue -c {folder}/599", _KUEUE_NATIVE="")
+    assert set(found) == {f"{folder}/{number}" for number in range(5990, 6000)}
+
+
 def test_resources_are_offered_with_their_use_and_then_their_number(tab, server):
     server({"ListResources": {"type": "ResourceList", "resources": [{"name": "genus", "used": 1, "total": 3}]}})
     assert tab("kueue cmd --resource ") == {"genus": "1 of 3 in use", "genus=": "how many of 3"}

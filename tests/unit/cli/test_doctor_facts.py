@@ -154,6 +154,48 @@ def test_a_probe_that_hangs_is_ended_with_all_it_started_and_what_it_knew_is_kep
     assert out == "{'x': 1} True does not answer sleeping True\n"
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user without an account")
+def test_an_account_that_nobody_knows_is_said_to_be_one():
+    out = probing(
+        """
+        from kueue.cli.doctor import host_facts
+        os.setuid(54321)
+        with Probes() as probes:
+            probes.start("shell", 30, host_facts.shell_facts)
+            probes.start("linger", 30, host_facts.linger_facts)
+            print(probes.answer("shell").trouble)
+            print(probes.answer("linger").trouble)
+        """
+    )
+    assert out.count("no account has the number 54321: is the directory service") == 2
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="limits of processes do not bind root, so only root can try them safely")
+def test_where_no_process_or_file_can_be_had_each_finding_says_so():
+    out = probing(
+        """
+        import resource
+        from kueue.cli.doctor.probes import Probes
+        def measured():
+            with Probes() as probes:
+                probes.start("a", 30, lambda note: {})
+                probes.start("b", 30, lambda note: {})
+                return probes.answer("a"), probes.answer("b")
+        files = len(os.listdir("/proc/self/fd")) + 1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, 1000))
+        print(*measured(), sep="\\n")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1000, 1000))
+        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+        os.setuid(54321)
+        print(*measured(), sep="\\n")
+        """
+    )
+    lines = out.splitlines()
+    assert len(lines) == 4
+    assert "no more files can be opened" in lines[1]
+    assert all("this account may have no more processes" in line for line in lines[2:])
+
+
 def test_a_probe_that_fails_or_dies_says_how():
     out = probing(
         """

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+
 import pytest
 from peer import answering
 
@@ -77,6 +80,11 @@ def test_rotating_and_finishing_change_one_line_and_keep_the_rest_to_the_byte(la
         pytest.param(f'[common_settings]\n"shared_secret" = "{OLD}"\n', id="quoted key"),
         pytest.param(f'[common_settings]\nshared_secret_previous = ""\nshared_secret = "{OLD}"\n', id="empty previous"),
         pytest.param(f'[common_settings]\nshared_secret = "{OLD} \\" \\\\"\n', id="escapes"),
+        pytest.param(f'# \u2028shared_secret = "x"\n[common_settings]\nshared_secret = "{OLD}"\n', id="odd line ends"),
+        pytest.param(f'\ufeff[common_settings]\nshared_secret = "{OLD}"\n', id="byte order mark"),
+        pytest.param(
+            f'[common_settings]\nshared_secret = "{OLD}"\n[client_settings]\nx = [\n[{" " * 200_000}1]]\n', id="blanks"
+        ),
     ],
 )
 def test_every_usual_way_to_write_the_secret_is_understood(lab, text):
@@ -96,6 +104,7 @@ def test_every_usual_way_to_write_the_secret_is_understood(lab, text):
         f'common_settings = {{ shared_secret = "{OLD}" }}\n',
         f'[common_settings]\nshared_secret = """{OLD}"""\n',
         f'[common_settings]\nserver_name = """\nshared_secret = "x"\n"""\nshared_secret = "{OLD}"\n',
+        f'[common_settings]\nunknown = """\nshared_secret = "x"\n"""\nshared_secret = "{OLD}"\n',
     ],
 )
 def test_what_cannot_be_changed_with_certainty_is_left_alone(lab, text, capsys):
@@ -107,6 +116,42 @@ def test_what_cannot_be_changed_with_certainty_is_left_alone(lab, text, capsys):
     error = capsys.readouterr().err
     assert "Error: " in error
     assert OLD not in error
+
+
+def test_a_secret_of_another_table_stays_as_it_is(lab):
+    more = '[[of_our_scripts]]\nshared_secret = "theirs"\n'
+    path = lab(PLAIN + more)
+    assert main(["secret", "rotate"]) == 0
+    assert path.read_text().endswith(more)
+
+
+def test_a_draft_of_a_command_that_was_killed_is_swept_up_for_a_secret_stands_in_it(lab):
+    path = lab(PLAIN)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    for pid in (gone.pid, os.getpid()):
+        (path.parent / f".config.toml.{pid}").write_text("the secret of a rotation that never was")
+    alive = path.parent / f".config.toml.{os.getppid()}"
+    alive.write_text("of one that still writes")
+    assert main(["secret", "rotate"]) == 0
+    assert names(path.parent) == [alive.name, "config.toml"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can change the file of another user")
+def test_root_does_not_take_a_user_s_file_away(lab):
+    path = lab(PLAIN)
+    os.chown(path, 54321, 54322)
+    assert main(["secret", "rotate"]) == 0
+    assert (path.stat().st_uid, path.stat().st_gid) == (54321, 54322)
+    assert secrets_in(path)[1] == OLD
+
+
+def test_another_name_of_the_file_which_keeps_the_old_secret_is_told_of(lab, tmp_path, capsys):
+    path = lab(PLAIN)
+    os.link(path, tmp_path / "other")
+    assert main(["secret", "rotate"]) == 0
+    assert "1 more name (hard links)" in capsys.readouterr().err
+    assert (tmp_path / "other").read_text() == PLAIN
 
 
 def test_a_second_rotation_is_refused_and_so_is_finishing_none(lab, capsys):

@@ -24,7 +24,9 @@ def test_a_state_that_is_whole_is_left_alone(tmp_path):
     SqliteStore(state_file(tmp_path), is_network=False, wall=1.0).close()
     with pytest.raises(UserError, match="is whole"):
         recover(tmp_path)
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(("recovered", "queue.sqlite.damaged"))] == []
+    assert [
+        path.name for path in tmp_path.iterdir() if path.name.startswith(("recovered", "queue.sqlite.damaged"))
+    ] == []
 
 
 def test_a_state_of_which_one_page_is_gone_is_recovered(tmp_path):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 
 import pytest
 
 from kueue import places
 from kueue.core import facts as f
-from kueue.errors import KueueError
+from kueue.errors import KueueError, StorageError
 from kueue.server.recovery import state_file
 from kueue.server.restore import SKIPPED, restore
 from kueue.storage import backup, schema
@@ -130,7 +131,9 @@ def test_a_state_of_another_queue_or_a_spoiled_one_tells_no_numbers_and_is_kept(
 
 def test_what_is_no_whole_backup_is_refused_and_nothing_is_touched(where, state, copy, tmp_path):
     assert "cannot be read: No such file" in refused(where, state, tmp_path / "missing")
-    assert "cannot be read: Is a directory" in refused(where, state, tmp_path)
+    assert "is not a file" in refused(where, state, tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    assert "is not a file" in refused(where, state, tmp_path / "pipe")
     text = tmp_path / "text"
     text.write_text("hello")
     assert "it is not a database" in refused(where, state, text)
@@ -146,6 +149,9 @@ def test_what_is_no_whole_backup_is_refused_and_nothing_is_touched(where, state,
     spoiled = tmp_path / "spoiled"
     spoiled.write_bytes(whole[:8192] + b"\xaa" * 4096 + whole[12288:])
     assert "is damaged" in refused(where, state, spoiled)
+    unreadable_name = tmp_path / "unreadable"
+    unreadable_name.write_bytes(whole.replace(b"indexevents_of_one", b"indexev\xe5nts_of_one"))
+    assert "is damaged" in refused(where, state, unreadable_name)
     newer = tmp_path / "newer"
     newer.write_bytes(whole[:60] + (schema.FORMAT + 1).to_bytes(4, "big") + whole[64:])
     assert "was written by a newer kueue" in refused(where, state, newer)
@@ -155,8 +161,53 @@ def test_what_is_no_whole_backup_is_refused_and_nothing_is_touched(where, state,
     assert "has a log beside it" in refused(where, state, beside)
 
 
+def test_a_record_that_is_spoiled_is_a_fault_of_the_backup_and_no_state_is_to_be_recovered(where, state, copy):
+    copy.write_bytes(copy.read_bytes().replace(b'"JobOffered"', b'"JobOfferee"'))
+    said = refused(where, state, copy)
+    assert said.startswith(f"{copy} is damaged")
+    assert "--recover" not in said
+
+
+def test_restores_within_one_second_replace_nothing_that_an_earlier_one_has_put_aside(where, state, copy):
+    kept = [state.read_bytes()]
+    for _ in range(3):
+        restore(where, str(copy), take_over=False)
+        kept.append(state.read_bytes())
+    asides = sorted(path.read_bytes() for path in state.parent.glob("*.before-*"))
+    assert asides == sorted(kept[:-1])
+
+
+def test_what_a_restore_has_put_aside_can_be_restored(where, state, copy):
+    restore(where, str(copy), take_over=False)
+    (aside,) = state.parent.glob("*.before-*")
+    assert restore(where, str(aside), take_over=False) == 0
+    facts, sums = facts_of(state)
+    assert sums.next_job == 6
+    assert any(isinstance(fact, f.JobsSubmitted) for fact in facts)
+
+
+def test_after_a_restore_that_was_killed_no_empty_queue_is_begun_and_it_can_be_done_again(where, state, copy):
+    state.rename(state.with_name("queue.sqlite.before-20260101-000000"))
+    draft = state.with_name("queue.sqlite.restored-20260101-000000")
+    draft.write_bytes(copy.read_bytes())
+    with pytest.raises(StorageError, match="a restore was interrupted") as caught:
+        opened(state)
+    assert "--restore" in caught.value.hint
+    assert not state.exists()
+    assert restore(where, str(copy), take_over=False) == 0
+    assert not draft.exists()
+    assert facts_of(state)[1].next_job == 5 + SKIPPED
+
+
+def test_a_recovery_that_was_killed_is_told_of_as_well(state):
+    state.with_name("recovered-20260101-000000.sqlite").write_bytes(b"all that could be read")
+    with pytest.raises(StorageError, match="was interrupted"):
+        opened(state)
+
+
 def test_a_backup_of_another_host_needs_the_word_that_that_server_is_gone(where, state, tmp_path):
-    elsewhere = tmp_path / "elsewhere.sqlite"
+    elsewhere = tmp_path / "elsewhere" / "queue.sqlite"
+    elsewhere.parent.mkdir()
     store = opened(elsewhere, host=Host("ralab99", "0" * 32))
     filled(store)
     copied(store, tmp_path / "copy")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import time
+
 import pytest
 
 from kueue.errors import UserError
@@ -106,6 +110,69 @@ def test_a_copy_to_a_file_server_is_made_beside_the_state_first(store, away, mon
     assert [path.name for path in away.iterdir()] == ["copy"]
     assert not [path.name for path in store.path.parent.iterdir() if "copy" in path.name]
     assert live_ids(content(away / "copy")[1]) == list(range(500))
+
+
+@pytest.mark.parametrize("name", ["queue.sqlite-journal", "lock", "new", "queue.sqlite.restored-1"])
+@pytest.mark.parametrize("force", [True, False])
+def test_no_name_beside_the_state_is_taken_for_a_backup(store, tmp_path, name, force):
+    link = tmp_path / "link"
+    link.symlink_to(store.path.parent)
+    before = sorted(store.path.parent.iterdir())
+    for folder in (store.path.parent, link):
+        with pytest.raises(UserError, match="among the state of the server itself"):
+            backup.plan(folder / name, store.path, force=force)
+    assert sorted(store.path.parent.iterdir()) == before
+
+
+def test_a_name_as_long_as_names_may_be_is_one_for_a_backup(store, away):
+    target = away / ("ü" * 127)
+    copy = begun(store, target)
+    while not copy.step():
+        pass
+    copy.finish()
+    assert list(away.iterdir()) == [target]
+
+
+def test_drafts_of_makers_that_were_killed_go_at_once_or_after_a_day_and_nothing_else_does(store, away):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    copy = begun(store, away / "whole")
+    while not copy.step():
+        pass
+    copy.finish()
+    body = (away / "whole").read_bytes()
+
+    def draft(name, pid, days, body=body):
+        path = away / f".{name}.part-{pid}"
+        path.write_bytes(body)
+        os.utime(path, (time.time() - days * 86400.0,) * 2)
+        return path
+
+    go = [draft("copy", gone.pid, 0), draft("copy-of-monday", gone.pid, 2)]
+    stay = [
+        draft("copy-of-today", gone.pid, 0.5),
+        draft("of-one-that-lives", os.getpid(), 2),
+        draft("of-another-program", gone.pid, 2, b"a download"),
+        draft("of-another-program-with-a-database", gone.pid, 2, body[:68] + b"\0" * 4 + body[72:]),
+        away / "whole",
+    ]
+    assert backup.sweep(away / "copy")
+    assert [path.exists() for path in go] == [False, False]
+    assert all(path.exists() for path in stay)
+    assert not backup.sweep(away / "of-one-that-lives")
+
+
+def test_what_killed_copies_and_restores_left_beside_the_state_goes_unless_the_state_is_missing(tmp_path):
+    state = tmp_path / "queue.sqlite"
+    names = ["queue.sqlite.copy", "queue.sqlite.restored-20260101-000000", "queue.sqlite.before-20260101-000000"]
+    for name in names:
+        (tmp_path / name).touch()
+    backup.sweep_beside(state)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    state.touch()
+    os.link(state, tmp_path / "queue.sqlite.before-20260101-000001")
+    backup.sweep_beside(state)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["queue.sqlite", names[2]]
 
 
 def test_a_copy_whose_directory_goes_away_fails_with_a_sentence(store, away):
