@@ -18,6 +18,15 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 from msgspec import Meta, Struct
 
+from kueue.errors import (
+    EXIT_CANCELED,
+    EXIT_NOT_EXECUTABLE,
+    EXIT_NOT_FOUND,
+    EXIT_OWN_FAILURE,
+    EXIT_SIGNAL_BASE,
+    EXIT_TIMED_OUT,
+)
+
 DEFAULT_PRIORITY = 10
 DISCARD = "null"
 """An output path of exactly this text means: throw the stream away. A file of that name is ``./null``."""
@@ -266,15 +275,16 @@ def exit_code(outcome: Outcome) -> int:
         case Exited(code):
             return code
         case Signaled(signal):
-            return 128 + signal
+            return EXIT_SIGNAL_BASE + signal
         case NotStarted(_, cause):
-            return {"not_found": 127, "not_executable": 126}.get(cause, 125)
+            codes = {"not_found": EXIT_NOT_FOUND, "not_executable": EXIT_NOT_EXECUTABLE}
+            return codes.get(cause, EXIT_OWN_FAILURE)
         case TimedOut():
-            return 124
+            return EXIT_TIMED_OUT
         case Canceled():
-            return 130
+            return EXIT_CANCELED
         case Lost():
-            return 125
+            return EXIT_OWN_FAILURE
 
 
 class Excerpt(Struct, frozen=True):

@@ -18,7 +18,6 @@ ID_MAX = 2**63 - 1
 """The largest id a store can hold."""
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-_KILOBYTES = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}
 
 
 def parse_duration(text: str) -> float:
@@ -40,18 +39,6 @@ def _finite(seconds: float, text: str) -> float:
     if seconds > 1e10:
         raise UserError(f"Too long a duration: '{text}'.")
     return seconds
-
-
-def parse_size_mb(text: str) -> int:
-    """Whole megabytes (2**20 bytes) of ``8192``, ``512M``, ``8G``, ``1.5GiB``, ``1T``; a rest is rounded up."""
-    import re  # noqa: PLC0415  only commands with a size pay for it
-
-    match = re.fullmatch(r"([0-9]{1,15})(?:\.([0-9]{1,6}))?([KMGT]?)(?:I?B)?", "".join(text.split()).upper())
-    if match is None:
-        raise UserError(f"Not a size: '{text}'.", hint="Write for example 8192 (MB), 512M or 8G.")
-    whole, fraction, unit = match.groups()
-    micro_kilobytes = int(whole + (fraction or "").ljust(6, "0")) * _KILOBYTES[unit or "M"]
-    return -(-micro_kilobytes // (1024 * 10**6))
 
 
 def format_elapsed(seconds: float) -> str:

@@ -110,5 +110,7 @@ def test_nothing_is_left_for_later_and_no_private_path_is_named(word):
 
 def test_no_two_test_files_have_one_name():
     # Test folders are no packages: the second of a name would be taken for the first.
-    names = sorted(path.name for path in (ROOT / "tests").rglob("*.py") if path.name not in {"conftest.py", "__init__.py"})
+    names = sorted(
+        path.name for path in (ROOT / "tests").rglob("*.py") if path.name not in {"conftest.py", "__init__.py"}
+    )
     assert not {name for name in names if names.count(name) > 1 and name.startswith("test_")}

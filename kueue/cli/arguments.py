@@ -12,13 +12,15 @@ import argparse
 import os
 
 from kueue import __version__
-from kueue.errors import UsageError, UserError
+from kueue.errors import KueueError, UsageError, UserError
 from kueue.units import merge_id_ranges, parse_duration, parse_id_ranges
 
 TYPE_CHECKING = False  # importing it from typing would take 3 ms at every start
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import NoReturn
+
+    from _typeshed import SupportsWrite
 
 PATIENCE_SECONDS, LOOK_PATIENCE_SECONDS = 30.0, 6.0
 """How long a verb waits for a server that is away: one that changes something outlasts a restart of the server, one
@@ -57,12 +59,18 @@ class Verb:
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises `UsageError` where argparse would leave the program."""
+    """Raises `UsageError` where argparse would leave the program, and `OSError` where it would not tell."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(
             f"{self.prog}: {message}", hint=f"{self.format_usage().strip()}\n`{self.prog} --help` explains."
         )
+
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        # The one of argparse keeps quiet when help cannot be written, and takes stderr where stdout is closed.
+        if file is None:
+            raise KueueError("stdout is closed: there is nowhere to print to.")
+        file.write(message)
 
 
 class _Layout(argparse.RawDescriptionHelpFormatter):

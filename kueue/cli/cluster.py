@@ -65,14 +65,7 @@ def node(session: Session) -> int:
             session.report(error)
             worst = max(worst, error.exit_code)
             continue
-        for result in answer["results"]:
-            if result["ok"]:
-                session.screen.print(result["text"])
-                continue
-            worst = max(worst, EXIT_REFUSED)
-            session.screen.remark(result["text"])
-            if result.get("hint"):
-                session.screen.remark(f"Hint: {result['hint']}")
+        worst = max(worst, session.tell_results(answer))
     return worst
 
 
@@ -81,7 +74,7 @@ def version(session: Session) -> int:
     client = session.client
     # A question about versions is asked when something is wrong; it must not wait.
     client.patience_seconds = min(session.patience_seconds, 2.0)
-    known: dict[str, object] = {"command": __version__, "server": None}
+    known: dict[str, object] = {"command": __version__, "server": None, "server_started": None}
     trouble: KueueError | None = None
     try:
         info = client.ask("ServerInfo")

@@ -62,11 +62,10 @@ def wait_job(session: Session) -> int:
 
 def remove_job(session: Session) -> int:
     arguments = session.arguments
-    return _tell_results(
-        session,
+    return session.tell_results(
         session.client.change(
             "RemoveJobs", ids=arguments.ids, kill=arguments.kill or arguments.force, force=arguments.force
-        ),
+        )
     )
 
 
@@ -77,11 +76,11 @@ def clean_jobs(session: Session) -> int:
 
 
 def hold(session: Session) -> int:
-    return _tell_results(session, session.client.change("HoldJobs", ids=session.arguments.ids))
+    return session.tell_results(session.client.change("HoldJobs", ids=session.arguments.ids))
 
 
 def release(session: Session) -> int:
-    return _tell_results(session, session.client.change("ReleaseJobs", ids=session.arguments.ids))
+    return session.tell_results(session.client.change("ReleaseJobs", ids=session.arguments.ids))
 
 
 def explain(session: Session) -> int:
@@ -130,17 +129,3 @@ def _print_streams(session: Session, detail: dict[str, Any]) -> None:
                 session.screen.print(line)
         if answer.get("note"):
             session.screen.remark(f"{stream}: {answer['note']}")
-
-
-def _tell_results(session: Session, answer: dict[str, Any]) -> int:
-    """What was done goes to stdout, what was refused to stderr; 1 if anything was refused."""
-    worst = 0
-    for result in answer["results"]:
-        if result["ok"]:
-            session.screen.print(result["text"])
-            continue
-        worst = EXIT_REFUSED
-        session.screen.remark(result["text"])
-        if result.get("hint"):
-            session.screen.remark(f"Hint: {result['hint']}")
-    return worst

@@ -51,8 +51,15 @@ def _run(words: Sequence[str]) -> int:
         return EXIT_USAGE
     except SystemExit as leaving:  # --help and --version
         return _flushed(leaving.code if isinstance(leaving.code, int) else 0)
+    except KueueError as error:
+        _complain(f"Error: {error}")
+        return error.exit_code
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        return _unwritten(error, 0)
     if chosen.verb is None:
-        arguments.parser().print_help(sys.stderr)
+        _complain(arguments.parser().format_help().rstrip("\n"))
         return EXIT_USAGE
     return _flushed(_carry_out(chosen.handler, chosen))
 
@@ -105,10 +112,14 @@ def _flushed(code: int) -> int:
     except BrokenPipeError:
         raise
     except (OSError, ValueError) as error:
-        _forget_stdout()
-        _complain(f"Error: The results cannot be written: {getattr(error, 'strerror', None) or error}.")
-        return code or EXIT_REFUSED
+        return _unwritten(error, code)
     return code
+
+
+def _unwritten(error: Exception, code: int) -> int:
+    _forget_stdout()
+    _complain(f"Error: The results cannot be written: {getattr(error, 'strerror', None) or error}.")
+    return code or EXIT_REFUSED
 
 
 def _forget_stdout() -> None:

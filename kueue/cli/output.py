@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kueue.cli.job_text import decoded, readable
 from kueue.cli.session import Session
-from kueue.cli.waiting import JOB_NOT_FOUND, tell_how_to_go_on
+from kueue.cli.waiting import JOB_NOT_FOUND, is_one, tell_how_to_go_on
 from kueue.errors import EXIT_CANCELED, EXIT_OWN_FAILURE, EXIT_REFUSED, KueueError
 
 TYPE_CHECKING = False
@@ -71,7 +71,7 @@ def log(session: Session) -> int:
     """All there is of one stream of each job."""
     worst = 0
     ids = session.arguments.ids
-    is_alone = len(ids) == 1 and ids[0][0] == ids[0][1]
+    is_alone = is_one(ids)
     for job in session.each_job(ids):
         try:
             if not is_alone:

@@ -78,9 +78,12 @@ class Screen:
         """Replaces the single line of progress on stderr; nothing when stderr is no terminal."""
         if self._err is None or not _is_terminal(self._err) or text == self._status:
             return
-        self._err.write(f"\r\x1b[K{text}")
-        self._err.flush()
         self._status = text
+        try:
+            self._err.write(f"\r\x1b[K{text}")
+            self._err.flush()
+        except OSError:
+            self._err = None  # the terminal is gone; the results may still have a reader
 
     def clear_status(self) -> None:
         if self._status:
@@ -97,11 +100,19 @@ class Screen:
 
     def write_error_bytes(self, data: bytes) -> None:
         """Unchanged bytes on stderr, at once."""
-        if self._err is not None:
-            self.clear_status()
+        if self._err is None:
+            return
+        self.clear_status()
+        try:
             self._err.flush()
             self._err.buffer.write(data)
             self._err.buffer.flush()
+        except OSError as error:
+            # These are results too, so it is a failure, although the sentence may reach nobody.
+            self._err = None
+            if isinstance(error, BrokenPipeError):
+                raise
+            raise KueueError(f"The job's stderr cannot be written: {error.strerror}.") from error
 
     def flush(self) -> None:
         self.clear_status()

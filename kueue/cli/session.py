@@ -10,7 +10,7 @@ from kueue.cli.arguments import LOOK_PATIENCE_SECONDS, LOOKING, PATIENCE_SECONDS
 from kueue.cli.screen import Screen
 from kueue.client import Client, connect
 from kueue.config import Config, load, write_template
-from kueue.errors import KueueError, UserError
+from kueue.errors import EXIT_REFUSED, KueueError, UserError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,6 +88,19 @@ class Session:
         if not there:
             raise UserError("Job not found!", hint="`kueue list-jobs` shows those that there are.")
         yield from there
+
+    def tell_results(self, answer: Mapping[str, Any]) -> int:
+        """What was done goes to stdout, what was refused to stderr; 1 if anything was refused."""
+        worst = 0
+        for result in answer["results"]:
+            if result["ok"]:
+                self.screen.print(result["text"])
+                continue
+            worst = EXIT_REFUSED
+            self.screen.remark(result["text"])
+            if result.get("hint"):
+                self.screen.remark(f"Hint: {result['hint']}")
+        return worst
 
     def report(self, error: KueueError) -> None:
         """Tells the person of an error: sentence and hint."""

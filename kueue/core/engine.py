@@ -40,6 +40,7 @@ class _Parts:
     """A submission that has not come whole yet."""
 
     ranges: list[JobRange]
+    jobs: int = 0
     number: int = 0
     """Of the part that comes next."""
 
@@ -117,12 +118,9 @@ class Engine:
             self.queue.workers[node].session = None
             # Where others were set aside it may have been the last one that takes jobs.
             self.queue.unsettled = True
-        for job in [job for job, who in self.queue.watchers.items() if any(s == session for s, _ in who)]:
-            left = {(s, seq) for s, seq in self.queue.watchers[job] if s != session}
-            if left:
-                self.queue.watchers[job] = left
-            else:
-                del self.queue.watchers[job]
+        self.queue.stop_watching(session)
+        # Nobody waits for the answer; whoever asks again sends it all again.
+        self.queue.arrivals[:] = [one for one in self.queue.arrivals if one.session != session]
         for key in [key for key in self._parts if key[0] == session]:
             del self._parts[key]
         return self._end_turn(now)
@@ -148,6 +146,8 @@ class Engine:
     def tick(self, now: Now) -> Turn:
         """Do what is due: silence, overdue offers, pauses that end. The caller has read all mail before."""
         silence.look(self.queue, now)
+        submission.go_on(self.queue, now)
+        removal.go_on(self.queue, now)
         for worker in self.queue.workers.values():
             if worker.declined or worker.declined_jobs:
                 before = len(worker.declined) + len(worker.declined_jobs)
@@ -161,9 +161,10 @@ class Engine:
 
     def next_deadline(self, now: Now) -> float | None:
         """Steady time at which `tick` has something to do; None: nothing is due."""
-        if self.queue.unsettled:
+        queue = self.queue
+        if queue.unsettled or queue.arrivals or any(one.todo for one in queue.removals):
             return now.steady
-        return silence.next_deadline(self.queue, now)
+        return silence.next_deadline(queue, now)
 
     def settle(self, now: Now) -> Turn:
         """Offer waiting jobs until nothing more fits."""
@@ -232,14 +233,16 @@ class Engine:
             return []
         least_slots = min(slots for slots, _ in wanted)
         least_cores = min(cores for _, cores in wanted)
+        # What is given up may run again where it was, however full that worker is.
+        own = {attempt.node for job in state.revocable if (attempt := state.jobs[job].attempt) is not None}
         rooms: list[Room] = []
         for worker in queue.workers.values():
             node = state.nodes[worker.id]
             totals = node.record.totals
             if (
                 worker.session is not None
-                and totals.slots - node.slots >= least_slots
-                and totals.cores - node.cores >= least_cores
+                and (worker.id in own or totals.slots - node.slots >= least_slots)
+                and (worker.id in own or totals.cores - node.cores >= least_cores)
             ):
                 rooms.append(worker.room(node, now.steady))
         return rooms
@@ -340,11 +343,16 @@ class Engine:
                 error = "a part of the submission is missing: send it whole"
                 self.queue.say(session, m.Failed(seq=message.seq, error=error))
             return
-        parts.ranges.extend(message.ranges)
         parts.number += 1
+        parts.jobs += submission.jobs_of(message.ranges)
+        if parts.jobs > submission.MAX_JOBS_AT_ONCE:
+            # It will be refused; what is still to come of it must not fill the memory.
+            parts.ranges.clear()
+        else:
+            parts.ranges.extend(submission.portions(message.ranges))
         if message.last:
             del self._parts[key]
-            submission.submit(self.queue, session, message, parts.ranges, now)
+            submission.submit(self.queue, session, message, parts.ranges, parts.jobs, now)
 
     def _hold(self, session: int, message: m.HoldJobs | m.ReleaseJobs, past: Past, now: Now) -> None:
         queue = self.queue
@@ -409,7 +417,7 @@ class Engine:
         queue.say(session, m.Watching(seq=message.seq, missing=(*missing, *never)))
         for job_id in ids:
             if job_id in self.state.jobs:
-                queue.watchers.setdefault(job_id, set()).add((session, message.seq))
+                queue.watch(session, message.seq, job_id)
             elif job_id in past:
                 queue.say(session, job_ended(message.seq, job_id, past[job_id].outcome))
 

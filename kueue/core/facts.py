@@ -102,6 +102,8 @@ class StopAsked(Fact, frozen=True, kw_only=True):
     principal: str
     kill: bool
     wall: float
+    request_id: str = ""
+    """Of the question that asked for it."""
 
 
 class StopDropped(Fact, frozen=True, kw_only=True):
@@ -149,6 +151,8 @@ class JobDone(Fact, frozen=True, kw_only=True):
     end: EndRecord | None = None
     by: str = ""
     """Who ended it, if a person did."""
+    request_id: str = ""
+    """By which question."""
 
 
 class JobsCleaned(Fact, frozen=True, kw_only=True):
@@ -260,6 +264,8 @@ class FinishedJob(Struct, frozen=True, kw_only=True):
     taken_cores: int | None = None
     taken_ram_mb: int | None = None
     ended_by: str = ""
+    ended_by_request: str = ""
+    """``request_id`` of the question that canceled it: its repetition gets the same answer, whatever lies between."""
     attempts: tuple[AttemptPast, ...] = ()
     end: EndRecord | None = None
     """With the output excerpts; None in rows read for a listing."""

@@ -16,7 +16,7 @@ A `Round` is one settling: rooms only shrink while it lasts, so what fitted nowh
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -34,11 +34,6 @@ class Obstacle(NamedTuple):
     there: int = 0
     is_wish: bool = False
     """What was asked for is a wish."""
-
-    @property
-    def is_lasting(self) -> bool:
-        """The machine itself is too small."""
-        return self.kind == "machine"
 
     def sentence(self) -> str:
         match self.kind:
@@ -285,7 +280,28 @@ class Round:
         if short_counter(request, self.state.used, self.totals, held_by(job)) is not None:
             return None
         node, _ = self._best(request, job_id)
+        if node is None:
+            node = self._in_its_own_place(job)
         return None if node is None else self._pick(job_id, node)
+
+    def _in_its_own_place(self, job: Job) -> int | None:
+        """Its own worker, if that is here (without the attempt) and has room when the attempt is given up."""
+        assert job.attempt is not None
+        share = job.attempt.share
+        room = self.rooms.get(share.node)
+        if room is None or job.template.directory in room.declined or job.id in room.declined_jobs:
+            return None
+        freed = replace(
+            room,
+            slots=room.slots + share.slots,
+            cores=max(room.cores, min(room.cores + share.cores, room.wish_cores)),
+            ram_mb=max(room.ram_mb, min(room.ram_mb + share.ram_mb, room.wish_ram_mb)),
+            named={name: units | set(dict(share.named).get(name, ())) for name, units in room.named.items()},
+        )
+        if obstacle(job.template.request, freed) is not None:
+            return None
+        self.rooms[share.node] = freed
+        return share.node
 
     def _of_group(self, group: Group, key: tuple[int, int]) -> Pick | None:
         # What is wanted lab-wide is the same for all members.

@@ -8,6 +8,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import datetime
 
 from kueue.core import estimates as estimate
@@ -31,6 +32,9 @@ WORDS: dict[JobState, m.JobFilter] = {
 }
 
 
+READ_ONLY = "read-only: the server's disk is full, nothing is offered"
+
+
 def job_filter_of(job: Job) -> m.JobFilter:
     """The word under which listings count a live job. A job that is being stopped counts as what it was."""
     word = WORDS.get(job.state)
@@ -45,8 +49,10 @@ def counts(engine: Engine) -> tuple[tuple[m.JobFilter, int], ...]:
     by_word: dict[m.JobFilter, int] = {"held": 0, "pending": 0, "offered": 0, "running": 0}
     for job_state, word in WORDS.items():
         by_word[word] += state.by_state[job_state]
-    for job in _stopping(state.jobs.values(), state.by_state[JobState.STOPPING]):
-        by_word[job_filter_of(job)] += 1
+    for attempt in state.attempts.values() if state.by_state[JobState.STOPPING] else ():
+        job = state.jobs[attempt.job]
+        if job.state is JobState.STOPPING:
+            by_word[job_filter_of(job)] += 1
     return (
         *by_word.items(),
         ("succeeded", state.sums.succeeded),
@@ -55,10 +61,16 @@ def counts(engine: Engine) -> tuple[tuple[m.JobFilter, int], ...]:
     )
 
 
-def _stopping(jobs: Iterable[Job], number: int) -> Iterable[Job]:
-    if number == 0:
-        return ()
-    return (job for job in jobs if job.state is JobState.STOPPING)
+def live_ids(engine: Engine, words: AbstractSet[str]) -> list[int]:
+    """Ids of the live jobs that count under one of these words (none: under any), in no order."""
+    state = engine.state
+    if not words:
+        return list(state.jobs)
+    if words <= {"offered", "running"}:
+        # All of them have an attempt; a million that wait need not be looked at.
+        with_attempt = (state.jobs[attempt.job] for attempt in state.attempts.values())
+        return [job.id for job in with_attempt if job_filter_of(job) in words]
+    return [job.id for job in state.jobs.values() if job_filter_of(job) in words]
 
 
 def estimates(engine: Engine, now: Now) -> tuple[int, int]:
@@ -114,7 +126,7 @@ def _note(queue: Queue, job: Job, attempt: Attempt | None, now: Now) -> str:
     if attempt.silent:
         since = f" since {clock(worker.silent_wall)}" if worker.silent_wall is not None else ""
         words.append(f"worker {name} silent{since}")
-    elif worker.session is None:
+    elif not queue.answers(worker):
         words.append(f"worker {name} not connected")
     if attempt.overdue:
         words.append(f"worker {name} does not answer")
@@ -212,7 +224,7 @@ def reasons(queue: Queue, job: Job, now: Now) -> list[str]:
     sentences = [f"waiting for {short.sentence()}"] if short is not None else []
     nodes = [node for node in queue.state.nodes.values() if not _is_away(queue, node.record.id)]
     if not nodes:
-        return [*sentences, "no worker is connected"]
+        return [*sentences, READ_ONLY if queue.answering else "no worker is connected"]
     lasting = [too_small(request, node.record.totals) for node in nodes]
     if all(lasting):
         best = max((o for o in lasting if o is not None), key=lambda o: o.there)
@@ -306,12 +318,15 @@ def _worker_row(queue: Queue, worker: Worker, now: Now) -> m.WorkerRow:
         occupation=room.occupation_with(0, 0, 0),
         offered=tuple(offered),
         running=tuple(running),
+        boot_id=record.boot_id,
     )
 
 
 def worker_state(queue: Queue, worker: Worker, now: Now) -> tuple[m.WorkerState, str]:
     """The word for how a worker stands, and a remark for people."""
     node = queue.node(worker.id)
+    if worker.session is None and queue.answers(worker):
+        return ("offline" if node.record.offline else "online"), READ_ONLY
     closed = worker.closed(node, now.steady)
     if worker.is_silent:
         since = f"since {clock(worker.silent_wall)}" if worker.silent_wall is not None else ""

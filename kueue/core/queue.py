@@ -7,18 +7,23 @@ Rules
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from kueue.core import facts as f
 from kueue.core.settings import Settings
-from kueue.core.state import GLOBAL_SLOTS, Attempt, Job, Node, State
+from kueue.core.state import GLOBAL_SLOTS, Attempt, Job, Node, State, StopWish
 from kueue.core.wording import outcome_text
 from kueue.core.workers import FAST_FAILURE_SECONDS, Worker
 from kueue.model import EndRecord, Now, Outcome, exit_code, kind_of, return_code
 from kueue.protocol import messages as m
+
+if TYPE_CHECKING:
+    from kueue.core.submission import Arrival
 
 OPERATOR = "operator"
 IDS_AT_ONCE = 100_000
@@ -61,7 +66,11 @@ class Removal:
     order: list[int]
     results: dict[int, m.Result]
     open: set[int]
-    deadline: float
+    """Those that are not proven ended yet."""
+    todo: deque[int]
+    """Those of which nothing was asked yet."""
+    deadline: float = 0.0
+    """Steady seconds at which the answer is due; counts when nothing is left to do."""
 
 
 @dataclass
@@ -77,7 +86,11 @@ class Queue:
     """Session → node id, for the current session of each worker."""
     watchers: dict[int, set[tuple[int, int]]] = field(default_factory=dict)
     """Job → (session, seq) that want to hear of its end."""
+    watched: dict[int, set[int]] = field(default_factory=dict)
+    """Session → the jobs that it watches."""
     removals: list[Removal] = field(default_factory=list)
+    arrivals: list[Arrival] = field(default_factory=list)
+    """Long submissions that are being worked on, the oldest first."""
     offered_at: dict[int, float] = field(default_factory=dict)
     """Offer → steady time it was sent, while unanswered."""
     answered_at: dict[str, float] = field(default_factory=dict)
@@ -89,6 +102,8 @@ class Queue:
     turn: Turn = field(default_factory=Turn)
     notes_of_attempts: dict[int, str] = field(default_factory=dict)
     """Offer → remark of its worker (paused, cannot be stopped and why)."""
+    answering: frozenset[str] = frozenset()
+    """Names of workers that hold a connection of which nothing can be recorded, as the disk is full. Only shown."""
     unsettled: bool = False
     """Something changed that may let a waiting job start."""
 
@@ -137,6 +152,10 @@ class Queue:
             worker = self.workers[node] = Worker(node)
         return worker
 
+    def answers(self, worker: Worker) -> bool:
+        """Is it connected, as far as people are concerned?"""
+        return worker.session is not None or self.name_of(worker.id) in self.answering
+
     def node(self, node: int) -> Node:
         return self.state.nodes[node]
 
@@ -149,11 +168,19 @@ class Queue:
     # --- endings -----------------------------------------------------------------------------------------------------
 
     def finish(
-        self, job: Job, outcome: Outcome, now: Now, *, end: EndRecord | None = None, by: str = "", decided: bool = True
+        self,
+        job: Job,
+        outcome: Outcome,
+        now: Now,
+        *,
+        end: EndRecord | None = None,
+        stop: StopWish | None = None,
+        decided: bool = True,
     ) -> None:
         """The job is over: store it, tell who watches, free what hangs on it.
 
-        `decided`: the live attempt, if any, is what ended; else it is left to be stopped as a stale one.
+        `stop`: the wish that is granted, if a person ended it. `decided`: the live attempt, if any, is what ended; else
+        it is left to be stopped as a stale one.
         """
         attempt = job.attempt
         self.decide(
@@ -163,7 +190,8 @@ class Queue:
                 wall=now.wall,
                 offer=attempt.offer if attempt is not None and decided else None,
                 end=end,
-                by=by,
+                by=stop.principal if stop is not None else "",
+                request_id=stop.request_id if stop is not None else "",
             )
         )
         if attempt is not None:
@@ -172,6 +200,20 @@ class Queue:
                 self._count_end(attempt.node, outcome, end, now)
         for session, seq in sorted(self.watchers.pop(job.id, ())):
             self.say(session, job_ended(seq, job.id, outcome))
+            self.watched[session].discard(job.id)
+
+    def watch(self, session: int, seq: int, job: int) -> None:
+        """Tell that session of the end of a live job."""
+        self.watchers.setdefault(job, set()).add((session, seq))
+        self.watched.setdefault(session, set()).add(job)
+
+    def stop_watching(self, session: int) -> None:
+        for job in self.watched.pop(session, ()):
+            left = {(other, seq) for other, seq in self.watchers[job] if other != session}
+            if left:
+                self.watchers[job] = left
+            else:
+                del self.watchers[job]
 
     def forget_offer(self, job: Job, attempt: Attempt) -> None:
         """The engine's own marks of an attempt that is over, however it ended."""

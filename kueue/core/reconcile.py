@@ -304,8 +304,8 @@ def changed(queue: Queue, worker: Worker, message: m.AttemptChanged) -> None:
 def deferred(queue: Queue, worker: Worker, message: m.OfferDeferred, now: Now) -> None:
     worker.load = message.load
     worker.updated_wall = now.wall
-    found = _live(queue, worker, message.offer)
-    if found is None or found[1].started_wall is not None:
+    found = _not_started(queue, worker, message.offer, now)
+    if found is None:
         return
     job, attempt = found
     worker.deferred[job.template.request] = message.reason
@@ -313,8 +313,8 @@ def deferred(queue: Queue, worker: Worker, message: m.OfferDeferred, now: Now) -
 
 
 def rejected(queue: Queue, worker: Worker, message: m.OfferRejected, now: Now) -> None:
-    found = _live(queue, worker, message.offer)
-    if found is None or found[1].started_wall is not None:
+    found = _not_started(queue, worker, message.offer, now)
+    if found is None:
         return
     job, attempt = found
     if message.about_directory:
@@ -326,8 +326,8 @@ def rejected(queue: Queue, worker: Worker, message: m.OfferRejected, now: Now) -
 
 
 def withdrawn(queue: Queue, worker: Worker, offer: int, now: Now) -> None:
-    found = _live(queue, worker, offer)
-    if found is None or found[1].started_wall is not None:
+    found = _not_started(queue, worker, offer, now)
+    if found is None:
         return
     job, attempt = found
     _returned(queue, job, attempt, "withdrawn", "", now)
@@ -344,12 +344,11 @@ def ended(queue: Queue, worker: Worker, offer: int, end: EndRecord, now: Now) ->
         queue.say(worker.session, m.Acknowledge(offers=(offer,)))
     if end.started_wall is not None:
         worker.sees(job.template.directory)
-    by = job.stop.principal if job.stop is not None and isinstance(end.outcome, Canceled) else ""
     if isinstance(end.outcome, Canceled) and job.stop is None:
         # Stopped there although nobody here wants it ended: an order for another life of this job. It runs again.
         lose(queue, job, attempt, f"it was stopped on {queue.name_of(worker.id)}", now)
         return
-    queue.finish(job, end.outcome, now, end=end, by=by)
+    queue.finish(job, end.outcome, now, end=end, stop=job.stop if isinstance(end.outcome, Canceled) else None)
 
 
 def gone(queue: Queue, worker: Worker, offer: int, reason: str, now: Now) -> None:
@@ -382,12 +381,23 @@ def _live(queue: Queue, worker: Worker, offer: int) -> tuple[Job, Attempt] | Non
     return queue.state.jobs[attempt.job], attempt
 
 
+def _not_started(queue: Queue, worker: Worker, offer: int, now: Now) -> tuple[Job, Attempt] | None:
+    """The live attempt that a worker gives back, unless it is known to have started."""
+    since = worker.unknown.get(offer, now.steady)
+    found = _live(queue, worker, offer)
+    if found is None or found[1].started_wall is None:
+        return found
+    # It has no trace of what it said to run, as after a restored backup. That proves nothing; the time-out decides.
+    worker.unknown[offer] = since
+    return None
+
+
 def _returned(queue: Queue, job: Job, attempt: Attempt, how: f.HowReturned, reason: str, now: Now) -> None:
     """Certain: this offer never started. The job waits again, or is canceled if that was wanted."""
     queue.forget_offer(job, attempt)
     queue.decide(f.OfferReturned(job=job.id, offer=attempt.offer, how=how, reason=reason, wall=now.wall))
     if job.stop is not None:
-        queue.finish(job, Canceled(), now, by=job.stop.principal)
+        queue.finish(job, Canceled(), now, stop=job.stop)
 
 
 def lose(queue: Queue, job: Job, attempt: Attempt, reason: str, now: Now) -> None:
@@ -395,7 +405,7 @@ def lose(queue: Queue, job: Job, attempt: Attempt, reason: str, now: Now) -> Non
     queue.forget_offer(job, attempt)
     queue.decide(f.AttemptLost(job=job.id, offer=attempt.offer, reason=reason, wall=now.wall))
     if job.stop is not None:
-        queue.finish(job, Canceled(f"its attempt was lost: {reason}"), now, by=job.stop.principal)
+        queue.finish(job, Canceled(f"its attempt was lost: {reason}"), now, stop=job.stop)
     elif job.template.terms.on_lost == "fail" or job.lost >= job.template.terms.max_attempts:
         workers = ", ".join(job.lost_workers)
         times = "once" if job.lost == 1 else f"{job.lost} times"

@@ -8,16 +8,19 @@ Rules
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 
 from kueue.core import facts as f
 from kueue.core.queue import OPERATOR, Queue, Removal, expand, too_many
-from kueue.core.state import Job
+from kueue.core.state import Job, StopWish
 from kueue.model import Canceled, JobState, Now, kind_of
 from kueue.protocol import messages as m
 
 PATIENCE_SECONDS = 9.5
-"""Within the promised 10 s, with room for the way."""
+"""Within the promised 10 s, with room for the way; counted from when the last of very many was asked to end."""
+PORTION = 2_000
+"""Jobs in one turn: some hundredths of a second."""
 
 
 def remove(queue: Queue, session: int, message: m.RemoveJobs, past: Mapping[int, f.FinishedJob], now: Now) -> None:
@@ -29,28 +32,44 @@ def remove(queue: Queue, session: int, message: m.RemoveJobs, past: Mapping[int,
     if too_many(queue, session, message.seq, message.ids):
         return
     ids, never = expand(message.ids, queue.state.sums.next_job)
-    results: dict[int, m.Result] = {}
-    waiting: set[int] = set()
-    for job_id in ids:
-        job = queue.state.jobs.get(job_id)
-        result = _gone(job_id, past) if job is None else _remove_one(queue, job, message, now)
-        if result is None:
-            waiting.add(job_id)
-        else:
-            results[job_id] = result
+    todo = deque(job for job in ids if job in queue.state.jobs)
+    results = {job: _gone(job, past, message) for job in ids if job not in queue.state.jobs}
     for first, _ in never:
         ids.append(first)
-        results[first] = _gone(first, {})
-    removal = Removal(session, message, OPERATOR, ids, results, waiting, now.steady + PATIENCE_SECONDS)
+        results[first] = _gone(first, {}, message)
+    removal = Removal(session, message, OPERATOR, ids, results, set(todo), todo)
     queue.removals.append(removal)
+    _work(queue, removal, now)
     review(queue, now)
 
 
-def _gone(job_id: int, past: Mapping[int, f.FinishedJob]) -> m.Result:
+def go_on(queue: Queue, now: Now) -> None:
+    """A portion of the oldest question that names very many jobs."""
+    removal = next((one for one in queue.removals if one.todo), None)
+    if removal is not None:
+        _work(queue, removal, now)
+
+
+def _work(queue: Queue, removal: Removal, now: Now) -> None:
+    for _ in range(min(PORTION, len(removal.todo))):
+        job_id = removal.todo.popleft()
+        job = queue.state.jobs.get(job_id)
+        # One that has ended since is resolved by `review`.
+        result = None if job is None else _remove_one(queue, job, removal.message, now)
+        if result is not None:
+            removal.results[job_id] = result
+            removal.open.discard(job_id)
+    removal.deadline = now.steady + PATIENCE_SECONDS
+
+
+def _gone(job_id: int, past: Mapping[int, f.FinishedJob], message: m.RemoveJobs) -> m.Result:
     finished = past.get(job_id)
     if finished is None:
         return m.Result(id=job_id, ok=False, text=f"Job with ID={job_id} not found!")
     if kind_of(finished.outcome) == "canceled":
+        if finished.ended_by_request == message.request_id:
+            # The same question in another life of the server: it died before the last of the jobs was proven ended.
+            return _canceled(job_id)
         return m.Result(id=job_id, ok=False, text=f"Job ID={job_id} is already canceled!")
     return m.Result(id=job_id, ok=False, text=f"Job ID={job_id} has already finished!")
 
@@ -61,13 +80,14 @@ def _canceled(job_id: int) -> m.Result:
 
 def _remove_one(queue: Queue, job: Job, message: m.RemoveJobs, now: Now) -> m.Result | None:
     """Start ending one live job. Returns the result if it is known already, None if a worker must prove it."""
+    wish = StopWish(OPERATOR, message.kill, now.wall, message.request_id)
     if message.force:
-        return _force(queue, job, now)
+        return _force(queue, job, wish, now)
     kill = message.kill
     attempt = job.attempt
     match job.state:
         case JobState.HELD | JobState.PENDING:
-            queue.finish(job, Canceled(), now, by=OPERATOR)
+            queue.finish(job, Canceled(), now, stop=wish)
             return _canceled(job.id)
         case JobState.RUNNING | JobState.UNREACHABLE if not kill and _has_started(job):
             return m.Result(
@@ -79,16 +99,14 @@ def _remove_one(queue: Queue, job: Job, message: m.RemoveJobs, now: Now) -> m.Re
         case JobState.UNREACHABLE if job.may_be_given_away:
             # Its lease ran out: what is left there is paused, and is killed when its worker comes back.
             worker = queue.name_of(attempt.node) if attempt is not None else "its worker"
-            queue.finish(job, Canceled(f"while {worker} was silent"), now, by=OPERATOR, decided=False)
+            queue.finish(job, Canceled(f"while {worker} was silent"), now, stop=wish, decided=False)
             return _canceled(job.id)
         case JobState.OFFERED | JobState.RUNNING | JobState.UNREACHABLE:
-            queue.decide(f.StopAsked(job=job.id, principal=OPERATOR, kill=kill, wall=now.wall))
-            _send_stop(queue, job)
+            _ask_to_stop(queue, job, wish)
             return None
         case JobState.STOPPING:
             if kill and job.stop is not None and not job.stop.kill:
-                queue.decide(f.StopAsked(job=job.id, principal=OPERATOR, kill=True, wall=now.wall))
-                _send_stop(queue, job)
+                _ask_to_stop(queue, job, wish)
             return None
         case JobState.DONE:
             raise AssertionError("a done job does not live")
@@ -98,9 +116,17 @@ def _has_started(job: Job) -> bool:
     return job.attempt is not None and job.attempt.started_wall is not None
 
 
-def _force(queue: Queue, job: Job, now: Now) -> m.Result:
+def _ask_to_stop(queue: Queue, job: Job, wish: StopWish) -> None:
+    asked = f.StopAsked(
+        job=job.id, principal=wish.principal, kill=wish.kill, wall=wish.wall, request_id=wish.request_id
+    )
+    queue.decide(asked)
+    _send_stop(queue, job)
+
+
+def _force(queue: Queue, job: Job, wish: StopWish, now: Now) -> m.Result:
     attempt = job.attempt
-    queue.finish(job, Canceled("by force; not proven" if attempt else ""), now, by=OPERATOR, decided=False)
+    queue.finish(job, Canceled("by force; not proven" if attempt else ""), now, stop=wish, decided=False)
     if attempt is not None:
         queue.tell_worker(attempt.node, m.StopAttempt(offer=attempt.offer, kill=True))
     return _canceled(job.id)
@@ -155,7 +181,7 @@ def review(queue: Queue, now: Now) -> None:
             text = f"Job ID={done.id} has already finished!"
             resolved(queue, done.id, m.Result(id=done.id, ok=False, text=text))
     for removal in list(queue.removals):
-        if removal.open and now.steady < removal.deadline:
+        if removal.todo or (removal.open and now.steady < removal.deadline):
             continue
         for job_id in removal.open:
             removal.results[job_id] = _out_of_patience(queue, job_id)

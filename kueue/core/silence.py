@@ -98,7 +98,7 @@ def _silence(queue: Queue, job: Job, attempt: Attempt, reason: str, now: Now) ->
     if job.state is JobState.STOPPING and on_lost != "wait":
         assert job.stop is not None
         # Its runner has killed it when the lease ended, or paused it and is told to kill it when it comes back.
-        queue.finish(job, Canceled(f"given up: {reason}"), now, by=job.stop.principal, decided=False)
+        queue.finish(job, Canceled(f"given up: {reason}"), now, stop=job.stop, decided=False)
     elif on_lost == "fail" and job.state is not JobState.UNREACHABLE:
         queue.finish(job, Lost(reason), now, decided=False)
     elif not attempt.silent:

@@ -8,8 +8,10 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -31,6 +33,8 @@ from kueue.model import (
     from_os_text,
     kind_of,
 )
+
+T = TypeVar("T", bound=Hashable)
 
 GLOBAL_SLOTS = "@slots"
 """The counter behind `global_max_parallel_jobs`; licence names cannot begin with ``@``."""
@@ -56,6 +60,7 @@ class StopWish:
     principal: str
     kill: bool
     wall: float
+    request_id: str = ""
 
 
 class Attempt:
@@ -81,29 +86,85 @@ class Attempt:
         return self.allocation.shares[0]
 
 
-class Job:
-    """A live job."""
+class Job(msgspec.Struct, eq=False, gc=False):
+    """A live job. Nothing that it refers to leads back to it, so the collector need not walk millions of them."""
 
-    __slots__ = ("attempt", "id", "lost", "lost_workers", "numbered", "past", "payload", "state", "stop", "template")
-
-    def __init__(self, job: int, template: Template, payload: bytes, state: JobState) -> None:
-        self.id = job
-        self.template = template
-        self.payload = payload
-        """JSON of `model.Payload`; decoded only when offered or shown."""
-        self.state = state
-        self.attempt: Attempt | None = None
-        self.past: tuple[f.AttemptPast, ...] = ()
-        self.numbered = 0
-        """Attempts that have a number."""
-        self.lost = 0
-        self.lost_workers: tuple[str, ...] = ()
-        self.stop: StopWish | None = None
+    id: int
+    template: Template
+    payload: bytes
+    """JSON of `model.Payload`; decoded only when offered or shown."""
+    state: JobState
+    attempt: Attempt | None = None
+    past: tuple[f.AttemptPast, ...] = ()
+    numbered: int = 0
+    """Attempts that have a number."""
+    lost: int = 0
+    lost_workers: tuple[str, ...] = ()
+    stop: StopWish | None = None
 
     @property
     def may_be_given_away(self) -> bool:
         """Unreachable, and of the kind that runs elsewhere."""
         return self.state is JobState.UNREACHABLE and self.template.terms.on_lost == "rerun"
+
+
+class Newcomers:
+    """The jobs of a submission that comes into being, made in portions: a million of them takes a second or two."""
+
+    def __init__(
+        self,
+        ranges: tuple[JobRange, ...],
+        first_id: int,
+        principal: str,
+        wall: float,
+        intern: Callable[[Any], Any],
+    ) -> None:
+        self.ranges = ranges
+        self.principal = principal
+        self.wall = wall
+        self.first_id = first_id
+        self.jobs: list[Job] = []
+        self.rows: list[tuple[Template, JobState, int]] = []
+        """Template, state, number: of jobs in a row."""
+        self._intern = intern
+        self._number = sum(entry.size for entry in ranges)
+        self._left = self._made()
+
+    def grow(self, portion: int | None = None) -> bool:
+        """Make so many more (None: all). Returns whether all are there."""
+        self.jobs.extend(islice(self._left, portion))
+        return len(self.jobs) == self._number
+
+    def begin_at(self, first_id: int) -> None:
+        """Give them other ids than was thought, for others came in between."""
+        if first_id != self.first_id:
+            self.first_id = first_id
+            for number, job in enumerate(self.jobs, first_id):
+                job.id = number
+
+    def _made(self) -> Iterator[Job]:
+        number = self.first_id
+        for entry in self.ranges:
+            template, state = self._template(entry), JobState.HELD if entry.held else JobState.PENDING
+            if self.rows and self.rows[-1][0] is template and self.rows[-1][1] is state:
+                self.rows[-1] = (template, state, self.rows[-1][2] + entry.size)
+            else:
+                self.rows.append((template, state, entry.size))
+            for payload in payloads(entry):
+                yield Job(number, template, payload, state)
+                number += 1
+
+    def _template(self, entry: JobRange) -> Template:
+        """A long list of commands comes in many ranges alike: they share one."""
+        intern = self._intern
+        place: Place = intern(entry.place)
+        request: Request = intern(entry.request)
+        terms: Terms = intern(entry.terms)
+        if self.rows:
+            last = self.rows[-1][0]
+            if last.place is place and last.request is request and last.terms is terms:
+                return last
+        return Template(place, intern(from_os_text(entry.place.cwd)), request, terms, self.principal, self.wall)
 
 
 class Node:
@@ -175,7 +236,9 @@ class State:
     answers: dict[str, Answer] = field(default_factory=dict)
     finished: list[f.FinishedJob] = field(default_factory=list)
     """Jobs that became done since the engine last took them from here."""
-    _interned: dict[object, object] = field(default_factory=dict)
+    newcomers: Newcomers | None = None
+    """Made already, for the very submission that is decided next; what is missing of them is made then."""
+    _interned: dict[Any, Any] = field(default_factory=dict)
 
     def evolve(self, fact: f.AnyFact) -> None:
         """Apply one fact. Raises `IllegalTransition` or `Bug` if it cannot have happened."""
@@ -209,30 +272,30 @@ class State:
 
     # --- jobs --------------------------------------------------------------------------------------------------------
 
-    def _intern(self, value: object) -> object:
-        return self._interned.setdefault(value, value)
+    def _intern(self, value: T) -> T:
+        kept: T = self._interned.setdefault(value, value)
+        return kept
+
+    def making(self, ranges: tuple[JobRange, ...], principal: str, wall: float) -> Newcomers:
+        """The jobs of a submission before it is decided. Nothing changes yet."""
+        return Newcomers(ranges, self.sums.next_job, principal, wall, self._intern)
 
     def _submitted(self, fact: f.JobsSubmitted) -> None:
-        job = fact.first_id
-        for entry in fact.ranges:
-            place = self._intern(entry.place)
-            request = self._intern(entry.request)
-            terms = self._intern(entry.terms)
-            directory = self._intern(from_os_text(entry.place.cwd))
-            assert isinstance(place, Place)
-            assert isinstance(request, Request)
-            assert isinstance(terms, Terms)
-            assert isinstance(directory, str)
-            template = Template(place, directory, request, terms, fact.principal, fact.wall)
-            state = JobState.HELD if entry.held else JobState.PENDING
-            for payload in payloads(entry):
-                self.jobs[job] = Job(job, template, payload, state)
-                if state is JobState.PENDING:
-                    self.waiting.add(job, request, directory)
-                self.by_state[state] += 1
-                job += 1
-        self.sums.submitted_total += job - fact.first_id
-        self.sums.next_job = max(self.sums.next_job, job)
+        made, self.newcomers = self.newcomers, None
+        if made is None or (made.ranges, made.principal, made.wall) != (fact.ranges, fact.principal, fact.wall):
+            made = self.making(fact.ranges, fact.principal, fact.wall)
+        made.grow()
+        made.begin_at(fact.first_id)
+        ids = range(fact.first_id, fact.first_id + len(made.jobs))
+        self.jobs.update(zip(ids, made.jobs, strict=True))
+        begin = 0
+        for template, state, number in made.rows:
+            if state is JobState.PENDING:
+                self.waiting.add_row(ids[begin : begin + number], template.request, template.directory)
+            self.by_state[state] += number
+            begin += number
+        self.sums.submitted_total += len(ids)
+        self.sums.next_job = max(self.sums.next_job, ids.stop)
 
     def _folded(self, ids: tuple[tuple[int, int], ...]) -> None:
         for first, last in ids:
@@ -269,7 +332,7 @@ class State:
                 pass
             case f.StopAsked():
                 kill = fact.kill or (job.stop is not None and job.stop.kill)
-                job.stop = StopWish(fact.principal, kill, fact.wall)
+                job.stop = StopWish(fact.principal, kill, fact.wall, fact.request_id)
             case f.StopDropped():
                 job.stop = None
                 self._started(job, fact.offer, fact.started_wall)
@@ -356,6 +419,7 @@ class State:
                 taken_cores=share.cores if share else None,
                 taken_ram_mb=share.ram_mb if share else None,
                 ended_by=fact.by,
+                ended_by_request=fact.request_id,
                 attempts=past,
                 end=fact.end,
             )

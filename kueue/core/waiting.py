@@ -35,13 +35,15 @@ BLOCK = 64
 class Shape:
     """The waiting jobs of one request, lowest id first."""
 
-    __slots__ = ("_gone", "_listed", "_members", "_order", "_places", "request")
+    __slots__ = ("_gone", "_highest", "_listed", "_members", "_order", "_places", "request")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self._members: set[int] = set()
         self._places: dict[str, list[int]] = {}
         """Directory → heap of ids; those in `_gone` are stale."""
+        self._highest = -1
+        """No job above it was ever here."""
         self._gone: set[int] = set()
         """Ids that left from the middle of a heap and still stand there."""
         self._order: list[tuple[int, str]] = []
@@ -57,6 +59,7 @@ class Shape:
 
     def add(self, job: int, place: str) -> None:
         self._members.add(job)
+        self._highest = max(self._highest, job)
         heap = self._places.setdefault(place, [])
         if job in self._gone:
             self._gone.remove(job)
@@ -64,6 +67,19 @@ class Shape:
             heappush(heap, job)
         if heap[0] == job:
             self._list(job, place)
+
+    def add_row(self, jobs: range, place: str) -> None:
+        """Add jobs in a row, which need no sorting when they are the newest, as new ones are."""
+        if jobs.start <= self._highest:
+            for job in jobs:
+                self.add(job, place)
+            return
+        self._highest = jobs[-1]
+        self._members.update(jobs)
+        heap = self._places.setdefault(place, [])
+        heap.extend(jobs)
+        if heap[0] == jobs.start:
+            self._list(jobs.start, place)
 
     def discard(self, job: int, place: str) -> None:
         if job not in self._members:
@@ -265,18 +281,22 @@ class Waiting:
         return None if group is None else group.shapes.get(request)
 
     def add(self, job: int, request: Request, place: str) -> None:
+        self.add_row(range(job, job + 1), request, place)
+
+    def add_row(self, jobs: range, request: Request, place: str) -> None:
+        """Add jobs with consecutive ids, one at least."""
         key = _key(request)
         group = self.groups.get(key)
         if group is None:
             group = self.groups[key] = Group(request)
         shape = group.shapes.get(request)
         if shape is not None:
-            shape.add(job, place)
-            if shape.first() == job:
+            shape.add_row(jobs, place)
+            if shape.first() == jobs.start:
                 group.changed(shape)
             return
         shape = Shape(request)
-        shape.add(job, place)
+        shape.add_row(jobs, place)
         group.add(shape)
 
     def discard(self, job: int, request: Request, place: str) -> None:

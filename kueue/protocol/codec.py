@@ -100,11 +100,6 @@ class Decoder(Generic[M]):
         return messages
 
 
-def encode_body(messages: Sequence[Message]) -> bytes:
-    """The JSON array alone, for storing an answer."""
-    return _encoder.encode(messages)
-
-
 from_client: Decoder[FromClient] = Decoder(FromClient)
 to_client: Decoder[ToClient] = Decoder(ToClient)
 from_worker: Decoder[FromWorker] = Decoder(FromWorker)

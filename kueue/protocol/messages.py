@@ -68,7 +68,7 @@ class ClientHello(Message, frozen=True, kw_only=True):
 
 
 class Submit(Message, frozen=True, kw_only=True):
-    """Make jobs; all or none. Answered by `Submitted` or `Failed`.
+    """Make jobs; all or none, at most 2,000,000. Answered by `Submitted` or `Failed`.
 
     A submission above the frame limit goes in parts with one ``request_id``; only the last has ``last = true`` and
     only it is answered. Parts are stored together when the last has come.
@@ -110,7 +110,10 @@ class WatchJobs(Message, frozen=True, kw_only=True):
 
 
 class RemoveJobs(Message, frozen=True, kw_only=True):
-    """Cancel jobs. Answered by `Results` within 10 s; what is not proven by then has ``ok = false``."""
+    """Cancel jobs. Answered by `Results` within 10 s; what is not proven by then has ``ok = false``.
+
+    Of thousands of jobs the 10 s begin when the last of them was told to end.
+    """
 
     seq: int
     request_id: RequestId

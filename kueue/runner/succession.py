@@ -37,16 +37,23 @@ def take_over(keeper: Keeper, spawner: Spawner) -> None:
         _adopt(keeper, offer, record, rows.get(str(offer)), spawner)
 
 
+def _is_over(keeper: Keeper, care: Care) -> bool:
+    """Its end was written down already; then it is only kept until that was acknowledged."""
+    end = keeper.spool.read(care.offer, EXIT)
+    if end is None:
+        return False
+    care.end = end
+    care.executed = end["started_wall"] is not None
+    care.started_wall = end["started_wall"]
+    keeper.policy.over(care.offer, end["outcome"]["type"] == "lost")
+    keeper.drop_tree(care)
+    return True
+
+
 def _adopt(keeper: Keeper, offer: int, record: Record, row: dict[str, Any] | None, spawner: Spawner) -> None:
     care = Care.from_start(offer, record)
     keeper.take_in(care)
-    end = keeper.spool.read(offer, EXIT)
-    if end is not None:
-        care.end = end
-        care.executed = end["started_wall"] is not None
-        care.started_wall = end["started_wall"]
-        keeper.policy.over(offer, end["outcome"]["type"] == "lost")
-        keeper.drop_tree(care)
+    if _is_over(keeper, care):
         return
     if row is not None and row["policy"] is not None:
         keeper.policy.adopt(row["policy"])
@@ -109,13 +116,7 @@ def inherit(keeper: Keeper) -> None:
         keeper.spool.claim(offer, {**record, "main": main}, own)
         care = Care.from_start(offer, record)
         keeper.take_in(care)
-        end = keeper.spool.read(offer, EXIT)
-        if end is not None:
-            care.end = end
-            care.executed = end["started_wall"] is not None
-            care.started_wall = end["started_wall"]
-            keeper.policy.over(offer, end["outcome"]["type"] == "lost")
-            keeper.drop_tree(care)
+        if _is_over(keeper, care):
             continue
         care.exit = keeper.spool.read(offer, MAIN)
         _know_main(keeper, care, main)

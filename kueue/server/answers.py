@@ -12,6 +12,7 @@ import os
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Collection, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,8 +25,9 @@ from kueue.core.state import Job
 from kueue.errors import Bug, UserError
 from kueue.model import Now
 from kueue.protocol import messages as m
-from kueue.server import backup
+from kueue.server import backup, outage
 from kueue.storage.store import PAGE, Store
+from kueue.units import merge_id_ranges
 
 if TYPE_CHECKING:
     from kueue.server.driver import Driver
@@ -46,6 +48,7 @@ EVERYTHING: Ranges = ((0, SPAN_MAX),)
 async def answer(session: Session, question: m.Message) -> None:
     """Answer one question of a client. Raises `KueueError`, which becomes a `Failed`."""
     driver = session.driver
+    outage.show_answering(driver)
     match question:
         case m.ListJobs():
             await _list_jobs(session, question)
@@ -114,27 +117,14 @@ async def _list_jobs(session: Session, question: m.ListJobs) -> None:
     session.say(m.JobList(seq=question.seq, jobs=tuple(rows), counts=counts, average_seconds=average, eta_seconds=eta))
 
 
-def _live_ids(engine: Engine, ids: Ranges, states: Collection[str], limit: int | None) -> list[int]:
+def _live_ids(engine: Engine, ids: Ranges, states: frozenset[str], limit: int | None) -> list[int]:
     """The live jobs of these ids and states, ascending; at most the `limit` highest."""
-    jobs = engine.state.jobs
-    chosen: list[int] = []
-    whole = tuple(ids) == EVERYTHING
-    ranges = _disjoint(ids)
-    for job_id in sorted(jobs, reverse=True):
-        if limit is not None and len(chosen) >= limit:
-            break
-        if not whole and not _is_in(job_id, ranges):
-            continue
-        if not states or queries.job_filter_of(jobs[job_id]) in states:
-            chosen.append(job_id)
-    chosen.reverse()
-    return chosen
-
-
-def _is_in(job_id: int, ranges: Ranges) -> bool:
-    """Is the id in one of these disjoint, ascending ranges?"""
-    at = bisect_right(ranges, (job_id, SPAN_MAX)) - 1
-    return at >= 0 and ranges[at][1] >= job_id
+    chosen = queries.live_ids(engine, states)
+    chosen.sort()
+    if tuple(ids) != EVERYTHING:
+        slices = (chosen[bisect_left(chosen, first) : bisect_right(chosen, last)] for first, last in _disjoint(ids))
+        chosen = list(chain.from_iterable(slices))
+    return chosen if limit is None else chosen[max(0, len(chosen) - limit) :]
 
 
 async def _lowest(driver: Driver, live: list[int], kinds: Sequence[Kind], ids: Ranges, limit: int) -> int:
@@ -196,15 +186,8 @@ def _live_rows(ids: Sequence[int], states: Collection[str], engine: Engine, now:
 
 
 def _disjoint(ids: Ranges) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for first, last in sorted(ids):
-        if last < first:
-            continue
-        if merged and first <= merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
-        else:
-            merged.append((first, last))
-    return merged
+    """Ascending, without those that are empty."""
+    return merge_id_ranges((first, last) for first, last in ids if last >= first)
 
 
 def _size(row: m.JobRow) -> int:

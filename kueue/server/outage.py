@@ -12,6 +12,8 @@ Rules
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kueue import __version__
 from kueue.core.engine import Engine
 from kueue.core.reconcile import may_go_on_unrecorded
@@ -26,9 +28,23 @@ from kueue.protocol.messages import (
     WorkerHello,
     WorkerWelcome,
 )
+from kueue.server.worker_session import WorkerSession
+
+if TYPE_CHECKING:
+    from kueue.server.driver import Driver
 
 NOTHING_ACCEPTED = "disk full: nothing was accepted"
 HINT = "Free space on the server's disk; it comes back by itself, and `kueue clean-jobs` works meanwhile."
+
+
+def show_answering(driver: Driver) -> None:
+    """Let what is shown next say that workers are connected, which the record, rebuilt since, cannot know."""
+    names = (
+        session.name
+        for session in driver.sessions.values()
+        if isinstance(session, WorkerSession) and session.is_welcomed and not session.is_ending
+    )
+    driver.engine.queue.answering = frozenset(names) if driver.read_only else frozenset()
 
 
 def refusal(seq: int) -> Failed:

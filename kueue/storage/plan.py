@@ -28,6 +28,7 @@ from kueue.core.facts import (
     StopDropped,
     TimeoutChanged,
 )
+from kueue.core.queue import fold
 from kueue.core.story import Event, event_of
 from kueue.errors import Bug
 from kueue.model import JobRange
@@ -150,10 +151,4 @@ def _ranges(order: int, fact: JobsSubmitted) -> list[NewRange]:
 
 def folded(ids: list[int]) -> tuple[tuple[int, int], ...]:
     """Ascending ids as inclusive ranges."""
-    ranges: list[tuple[int, int]] = []
-    for job in ids:
-        if ranges and ranges[-1][1] == job - 1:
-            ranges[-1] = (ranges[-1][0], job)
-        else:
-            ranges.append((job, job))
-    return tuple(ranges)
+    return tuple(fold(ids))

@@ -44,6 +44,7 @@ class FinishedBody(Struct, frozen=True, omit_defaults=True):
     taken_cores: int | None = None
     taken_ram_mb: int | None = None
     ended_by: str = ""
+    ended_by_request: str = ""
     attempts: tuple[AttemptPast, ...] = ()
 
 
@@ -88,6 +89,7 @@ def finished_body(row: FinishedJob) -> FinishedBody:
         taken_cores=row.taken_cores,
         taken_ram_mb=row.taken_ram_mb,
         ended_by=row.ended_by,
+        ended_by_request=row.ended_by_request,
         attempts=row.attempts,
     )
 
@@ -113,5 +115,6 @@ def finished_job(
         taken_cores=body.taken_cores,
         taken_ram_mb=body.taken_ram_mb,
         ended_by=body.ended_by,
+        ended_by_request=body.ended_by_request,
         attempts=body.attempts,
     )

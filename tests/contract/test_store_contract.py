@@ -254,6 +254,13 @@ def test_answers_of_more_than_an_hour_ago_are_not_replayed_and_then_dropped(benc
     assert list(bench.reopen().replay()) == [answered(2, wall=WALL + 600)]
 
 
+def test_a_canceled_job_keeps_the_question_that_ended_it(bench):
+    row = msgspec.structs.replace(finished(1, Canceled()), ended_by="operator", ended_by_request="ab" * 16)
+    bench.store.commit(batch(submitted(1)))
+    bench.store.commit(batch(done(1, Canceled(), by="operator"), finished=(row,)))
+    assert bench.reopen().finished(ids=[(1, 1)]) == [msgspec.structs.replace(row, end=None)]
+
+
 def test_events_tell_a_job_s_story_and_that_of_its_submission(bench):
     bench.store.commit(batch(submitted(1, job_range(3)), submitted(4)))
     bench.store.commit(batch(offered(2, 1, node=3), returned(2, 1), offered(2, 2, node=3), started(2, 2)))

@@ -254,7 +254,7 @@ def test_a_kill_that_cannot_be_proven_says_so_and_holds_when_the_worker_returns(
     lab.start_server()
     lab.start_worker("w1")
     job = lab.submit(*SMALL, *once(lab))
-    lab.until(lambda: attempts(lab) == ["w1 1"], "it runs")
+    lab.until(lambda: attempts(lab) == ["w1 1"] and lab.state(job) == "running", "it runs, and the server knows")
     frozen = freeze(lab, "w1")
     begin = time.monotonic()
     done = lab.kueue("remove-job", "--kill", str(job))

@@ -49,6 +49,9 @@ def test_a_full_disk_refuses_work_keeps_leases_and_comes_back_by_itself(server):
         for _ in range(5):
             worker.beat()
         assert client.ask(m.ServerInfo).read_only
+        (row,) = client.ask(m.ListWorkers).workers
+        assert (row.state, row.note.partition(":")[0], row.running) == ("online", "read-only", (job,))
+        assert client.ask(m.ListJobs).jobs[0].note == ""
         kept = client.states()
         assert kept[job] == "running"
         # The probe goes on failing: it does not come back too early.

@@ -84,7 +84,7 @@ class Lab:
         self._judge()
 
     def _left(self) -> list[int]:
-        return [job for job in self.oracle.ranges if job not in self.oracle.done]
+        return [job for job in self.oracle.expected if job not in self.oracle.done]
 
     def _is_quiet(self) -> bool:
         engine = self.service.engine

@@ -13,12 +13,16 @@ Checks, by the name under which a violation is reported
 - ``liveness``: the faults have stopped, and still something does not end.
 - and what the programs say of themselves: ``engine``, ``invariants``, ``replay``.
 
+After a restored backup (docs/reliability.md) what came after the backup is undone here too; ids and offers stay used, what
+was acknowledged before it must be there, and attempts from after it run beside others only where that is documented.
+
 Exempt, as documented: an attempt while neither its worker nor its runner can do anything, and for the blink of an eye
 after a machine woke; jobs ended by force; attempts of ``on_lost = "fail"`` jobs that were declared lost.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from kueue.core import facts as f
@@ -28,6 +32,7 @@ from tests.sim.processes import Tree
 from tests.sim.world import World
 
 if TYPE_CHECKING:
+    from tests.sim.service import Backup
     from tests.sim.workstation import Workstation
 
 BLINK_SECONDS = 0.2
@@ -45,6 +50,18 @@ class Violation(AssertionError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return Violation, (self.check, self.text, self.job)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the oracle knew at one moment."""
+
+    jobs: frozenset[int]
+    offers: frozenset[int]
+    revoked: dict[int, str]
+    done: dict[int, f.JobDone]
+    canceled_at: dict[int, float]
+    given_up_at: dict[int, float]
 
 
 class Oracle:
@@ -74,6 +91,15 @@ class Oracle:
         self.violation: Violation | None = None
         self._left_alone: frozenset[int] = frozenset()
         """Offers that may run on as documented: ended by force, or of a job that runs nowhere else."""
+        self.is_restored = False
+        self.gone: set[int] = set()
+        """Jobs that came after the backup that was restored: the record does not know of them."""
+        self._other_life: frozenset[int] = frozenset()
+        """Offers made after that backup: they run to their end and decide nothing."""
+        self._twice: set[int] = set()
+        """Jobs that may run beside an attempt of the other life: they ran at the backup, or a person released them."""
+        self._releases: set[int] = set()
+        """Jobs of which somebody asks the release at the moment."""
 
     def fail(self, check: str, text: str, job: int | None = None, cause: BaseException | None = None) -> NoReturn:
         self.violation = Violation(check, f"at {self.world.now:.3f} s: {text}", job)
@@ -117,15 +143,20 @@ class Oracle:
         if reason is not None:
             self.fail("revoked", f"offer {tree.offer} runs on {tree.machine.name} although: {reason}", tree.job)
         for other in self.by_job[tree.job]:
-            if other is tree or not other.works or other.offer in self._left_alone:
+            if other is tree or not other.works or self._may_be_beside(tree, other):
                 continue
             if self._is_excused(other):
                 self.world.after(BLINK_SECONDS, lambda: self._look_at(tree))
                 return
-            if tree.offer not in self._left_alone:
-                text = f"offers {other.offer} on {other.machine.name} and {tree.offer} on {tree.machine.name} both run"
-                self.fail("overlap", text, tree.job)
+            text = f"offers {other.offer} on {other.machine.name} and {tree.offer} on {tree.machine.name} both run"
+            self.fail("overlap", text, tree.job)
         self._counters(tree)
+
+    def _may_be_beside(self, tree: Tree, other: Tree) -> bool:
+        offers = {tree.offer, other.offer}
+        if offers & self._left_alone or offers <= self._other_life:
+            return True
+        return bool(offers & self._other_life) and tree.job in self._twice | self._releases
 
     def _is_excused(self, tree: Tree) -> bool:
         machine = tree.machine
@@ -138,7 +169,9 @@ class Oracle:
     def _room_of(self, tree: Tree) -> None:
         station = self.stations[tree.machine.name]
         living = [
-            one for one in station.trees.values() if one.living and (one.main_lives or not one.may_leave_background)
+            one
+            for one in station.trees.values()
+            if one.living and (one.main_lives or not one.may_leave_background) and one.offer not in self._other_life
         ]
         slots = sum(one.share.slots for one in living)
         cores = sum(one.share.cores for one in living)
@@ -161,6 +194,7 @@ class Oracle:
             if one.works
             and one.job not in self.forced
             and one.offer not in self._left_alone
+            and one.offer not in self._other_life
             and not self._is_excused(one)
         ]
         requests = [(one, self._request(one.job)) for one in running]
@@ -218,7 +252,8 @@ class Oracle:
                 if tree.living and (job in self.forced or self.ranges[job].terms.on_lost == "fail"):
                     self._left_alone = self._left_alone | {tree.offer}
             for offer, made in self.offers.items():
-                if made.job == job and offer not in self._left_alone and job not in self.forced:
+                is_judged = offer not in self._left_alone and offer not in self._other_life
+                if made.job == job and is_judged and job not in self.forced:
                     self._revoke(offer, job, f"its job ended without it: {fact.outcome}")
 
     def _row(self, row: f.FinishedJob) -> None:
@@ -259,6 +294,47 @@ class Oracle:
                 is_true = True
         self.require(is_true, "outcome", f"job {job} is recorded as {outcome}: {did}", job)
 
+    # --- a restored backup -------------------------------------------------------------------------------------------
+
+    def seen(self) -> Seen:
+        """All that is undone if the record goes back to this moment."""
+        return Seen(
+            jobs=frozenset(self.ranges),
+            offers=frozenset(self.offers),
+            revoked=dict(self.revoked),
+            done=dict(self.done),
+            canceled_at=dict(self.canceled_at),
+            given_up_at=dict(self.given_up_at),
+        )
+
+    def restored(self, backup: Backup, with_attempt: set[int]) -> None:
+        """The record is that of the backup again; `with_attempt`: jobs that have one there."""
+        seen = backup.seen
+        self.is_restored = True
+        self.gone |= set(self.ranges) - seen.jobs
+        self._other_life |= set(self.offers) - seen.offers
+        self._twice |= with_attempt
+        self.revoked = dict(seen.revoked)
+        self.done = dict(seen.done)
+        self.canceled_at = dict(seen.canceled_at)
+        self.given_up_at = dict(seen.given_up_at)
+        self.acknowledged = {
+            request_id: ids for request_id, ids in self.acknowledged.items() if ids[0][0] not in self.gone
+        }
+
+    @property
+    def expected(self) -> list[int]:
+        """Jobs that must end in the record."""
+        return [job for job in self.ranges if job not in self.gone]
+
+    def release_asked(self, job: int) -> None:
+        self._releases.add(job)
+
+    def release_answered(self, job: int) -> None:
+        self._releases.discard(job)
+        if self.is_restored:
+            self._twice.add(job)
+
     # --- what people are told ----------------------------------------------------------------------------------------
 
     def submitted(self, request_id: str, ids: tuple[tuple[int, int], ...]) -> None:
@@ -288,7 +364,7 @@ class Oracle:
                     self.require(job not in given, "lost", f"id {job} was given to two submissions ({request_id})", job)
                     given.add(job)
                     self.require(job in stored, "lost", f"job {job} was acknowledged and is nowhere", job)
-        unasked = sorted(set(self.ranges) - given)
+        unasked = sorted(set(self.expected) - given)
         self.require(not unasked, "lost", f"jobs {unasked} are there beside those that were acknowledged: made twice?")
         for job, fact in self.done.items():
             self.require(stored[job].outcome == fact.outcome, "done twice", f"the outcome of job {job} changed", job)

@@ -142,7 +142,14 @@ class People:
         self._ask(m.HoldJobs(seq=1, request_id=self._request_id(), ids=((job, job),)), _done)
 
     def release(self, job: int) -> None:
-        self._ask(m.ReleaseJobs(seq=1, request_id=self._request_id(), ids=((job, job),)), _done)
+        self.oracle.release_asked(job)
+
+        def answered(command: Command, message: m.Message) -> None:
+            del message
+            command.done()
+            self.oracle.release_answered(job)
+
+        self._ask(m.ReleaseJobs(seq=1, request_id=self._request_id(), ids=((job, job),)), answered)
 
     def set_node(self, name: str, state, then: Callable[[], None] = lambda: None) -> None:
         self.world.tell(f"node {name} {state}")

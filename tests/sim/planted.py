@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 from kueue.core import facts as f
 from kueue.core import reconcile, removal, silence
 from kueue.core.engine import Engine
+from kueue.core.placement import Round
 from kueue.core.queue import Queue
 from kueue.core.state import JobState
 from kueue.core.workers import Worker
 from kueue.protocol import messages as m
 from kueue.runner.policy import Policy
-from kueue.server import outage
+from kueue.server import outage, restore
 from kueue.storage.memory import MemoryStore
 from kueue.worker import orders as o
 from kueue.worker.actions import Instruct
@@ -128,9 +130,9 @@ def _releases_before_proof(put) -> None:
 
     def remove_one(queue: Queue, job, message, now):
         if message.kill and job.state is JobState.RUNNING:
-            attempt = job.attempt
+            attempt, wish = job.attempt, removal.StopWish("operator", kill=True, wall=now.wall)
             queue.tell_worker(attempt.node, m.StopAttempt(offer=attempt.offer))
-            queue.finish(job, removal.Canceled(), now, by="operator", decided=False)
+            queue.finish(job, removal.Canceled(), now, stop=wish, decided=False)
             return removal._canceled(job.id)
         return real(queue, job, message, now)
 
@@ -253,7 +255,33 @@ def _request_ids_forgotten(put) -> None:
     put(Queue, "answer", lambda self, session, request_id, message, now: self.say(session, message))
 
 
+def _restores_what_waited(put) -> None:
+    put(restore, "JobState", SimpleNamespace(PENDING=None))
+
+
+def _restores_old_numbers(put) -> None:
+    def raised(sums: f.Aggregates, given: f.Aggregates | None, wall: float) -> f.NumbersRaised:
+        del given
+        return f.NumbersRaised(next_job=sums.next_job, next_offer=sums.next_offer, wall=wall)
+
+    put(restore, "_raised", raised)
+
+
+def _leaves_missing_attempts_stopping(put) -> None:
+    def not_started(queue: Queue, worker: Worker, offer: int, now):
+        del now
+        found = reconcile._live(queue, worker, offer)
+        return None if found is None or found[1].started_wall is not None else found
+
+    put(reconcile, "_not_started", not_started)
+
+
+def _no_room_in_its_own_place(put) -> None:
+    put(Round, "_in_its_own_place", lambda self, job: None)
+
+
 DISRUPTION = {"cut": 20, "worker killed": 5, "half open": 10}
+RESTORED = {"restored backup": 100}
 
 FAULTS_PLANTED = (
     Fault(
@@ -391,6 +419,41 @@ FAULTS_PLANTED = (
         ("revoked", "overlap"),
         patch=_leases_blindly,
         weather={"disk full": 60, "sleep": 30, "cut": 30},
+    ),
+    Fault(
+        "restored jobs not held",
+        "what waited at the backup may run already: nothing runs twice by itself",
+        ("overlap", "counter", "room"),
+        _restores_what_waited,
+        weather=RESTORED,
+    ),
+    Fault(
+        "numbers not raised by a restore",
+        "ids and offer numbers go on above all that were ever given",
+        ("lost", "unstored", "overlap", "revoked"),
+        _restores_old_numbers,
+        weather=RESTORED,
+    ),
+    Fault(
+        "missing attempt taken as answered",
+        "of a started attempt the word that there is none proves nothing: the time-out decides",
+        ("liveness",),
+        _leaves_missing_attempts_stopping,
+        weather={**RESTORED, "cancel": 60},
+    ),
+    Fault(
+        "no room in its own place",
+        "the room of an attempt that is given up is free for its own job",
+        ("liveness",),
+        _no_room_in_its_own_place,
+        weather=RESTORED,
+    ),
+    Fault(
+        "a dead spawner's orders carried out",
+        "what a dead spawner was asked is made by the next one alone",
+        ("unstored", "overlap", "revoked", "raised", "outcome"),
+        quirks={"dead_spawners_start": True},
+        weather={"spawner killed": 200, "slow spawner": 60},
     ),
     Fault(
         "orders of a dead worker obeyed",

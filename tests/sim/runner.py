@@ -3,7 +3,7 @@
 Rules
 - What a process has reaped or decided is on the disk before anyone is told. Losing power loses what is young there.
 - The newest attachment counts; what an older one had sent and nobody has read is thrown away with it.
-- If the keeper dies its spawner goes on from the policy's rows. If both die the next runner takes in what they left.
+- If a spawner dies its keeper asks another one for what was not made, and reaps what was. If the keeper dies its spawner goes on from the policy's rows. If both die the next runner takes in what they left.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class Care:
     is_asked: bool = False
     """The spawner was asked to make its process."""
     executed_wall: float | None = None
+    spawner: int | None = None
+    """Which spawner was asked."""
     failure: str = ""
     """What the spawner said instead of making a process: ``late`` or ``cannot``."""
 
@@ -74,6 +76,10 @@ class Runner:
         self.cares: dict[int, Care] = {}
         self.desk: Desk | None = None
         self.is_dead = False
+        self._spawner = 0
+        """The number of the present spawner."""
+        self._has_no_spawner = False
+        """It died, and the keeper has not noticed yet."""
         self._wake_turn = 0
         self._planned: tuple[float, Program] | None = None
         self.program = self._new_program()
@@ -94,8 +100,36 @@ class Runner:
         self.is_dead = True
         self.program.die()
 
+    def spawner_dies(self) -> None:
+        """What it was asked and has not made is never made; what it has made becomes the keeper's own."""
+        if self._has_no_spawner:
+            return
+        self._has_no_spawner = True
+        self._spawner += 1
+        self.program.post(self._lost_spawner)
+
+    def _lost_spawner(self) -> None:
+        self._has_no_spawner = False
+        for offer, attempt in list(self.policy.attempts.items()):
+            care = self.cares[offer]
+            if care.spawner is None or care.spawner == self._spawner or not attempt.lives or attempt.main_ended:
+                continue
+            record, tree = self.station.spool[offer], self.station.trees.get(offer)
+            if record.main is not None:
+                self._exited(offer)
+            elif tree is not None:
+                if tree.is_executed or not tree.main_lives:
+                    self._executed(offer)
+            elif not care.failure and attempt.stop is None:
+                self._ask_spawner(offer, self.policy.deadline)
+            elif not care.failure:
+                self._do(self.policy.start_refused(offer, "its spawner died before the process was made", self.now()))
+
     def keeper_dies(self) -> None:
         """The spawner takes over, with what it was told last."""
+        if self._has_no_spawner:
+            self.die()
+            return
         rows = [self.policy.row(offer) for offer in self.policy.attempts]
         told = (self.policy.deadline, self.policy.lapsed, self.policy.pause_told)
         self.program.die()
@@ -310,15 +344,18 @@ class Runner:
         care = self.cares[offer]
         care.is_asked = True
         # The spawner is a process of its own: it works while the keeper stands still, and dies with the pair only.
-        self.world.after(self.station.spawn_seconds(), lambda: self._spawn(offer, not_after))
+        care.spawner = spawner = self._spawner
+        self.world.after(self.station.spawn_seconds(), lambda: self._spawn(offer, not_after, spawner))
 
-    def _spawn(self, offer: int, not_after: float) -> None:
+    def _spawn(self, offer: int, not_after: float, spawner: int) -> None:
         station = self.station
         care = self.cares.get(offer)
         if self.is_dead or care is None or not self.machine.is_up:
             return
+        if spawner != self._spawner and not station.quirks.dead_spawners_start:
+            return
         if not self.machine.is_awake:
-            self.world.after(0.5, lambda: self._spawn(offer, not_after))
+            self.world.after(0.5, lambda: self._spawn(offer, not_after, spawner))
             return
         if self.now() >= not_after:
             care.failure = "late"

@@ -22,7 +22,7 @@ from kueue.core.settings import Settings
 from kueue.errors import DiskFull
 from kueue.model import Now
 from kueue.protocol import messages as m
-from kueue.server import outage
+from kueue.server import outage, restore
 from kueue.storage.memory import MemoryStore
 from kueue.storage.store import Batch
 from tests.sim.network import End, Network
@@ -30,7 +30,7 @@ from tests.sim.snapshot import snapshot
 from tests.sim.world import Machine, Program, World
 
 if TYPE_CHECKING:
-    from tests.sim.oracle import Oracle
+    from tests.sim.oracle import Oracle, Seen
     from tests.sim.workstation import Quirks
 
 PROBE_SECONDS = 1.0
@@ -64,6 +64,14 @@ class Pending:
     sends: list[tuple[int, m.Message]] = field(default_factory=list)
     closes: list[int] = field(default_factory=list)
     askers: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Backup:
+    """A copy of the record, and what the world was like by then."""
+
+    store: MemoryStore
+    seen: Seen
 
 
 class Service:
@@ -168,6 +176,26 @@ class Service:
         if self.program is not None and self.program.is_alive:
             self.world.tell("server is killed")
             self.program.die()
+
+    def restore(self, backup: Backup, *, is_readable: bool) -> None:
+        """`kueue_server --restore` while the server is away. `is_readable`: so is the state that is replaced."""
+        assert self.program is None or not self.program.is_alive
+        self.world.tell(f"a backup is restored; the state before it can {'' if is_readable else 'not '}be read")
+        given = self.store.aggregates() if is_readable else None
+        store = backup.store.copy()
+        engine = Engine(self.settings, queue_id=store.queue_id, version="sim")
+        engine.replay(store.aggregates(), store.replay())
+        self.oracle.restored(backup, {job.id for job in engine.state.jobs.values() if job.attempt is not None})
+        facts = restore.decided(engine, given, self.world.wall())
+        store.commit(Batch(facts=tuple(facts), aggregates=engine.aggregates(), wall=self.world.wall()))
+        store.fail_with = self.store.fail_with
+        self.store = store
+        self.engine = None
+
+    def backup(self) -> Backup:
+        """Of what is stored at this moment."""
+        self.world.tell("a backup is made")
+        return Backup(self.store.copy(), self.oracle.seen())
 
     def stop_orderly(self) -> None:
         """SIGTERM: what is decided is stored, everybody is told."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+from kueue.core import facts as f
 from kueue.core.engine import Engine
 from kueue.core.reconcile import may_go_on_unrecorded
 from kueue.core.settings import Settings
 from kueue.model import JobRange, JobState, MachineTotals, Now, Payload, Place, Request
 from kueue.protocol import messages as m
+from kueue.server import restore
 from kueue.worker import orders as o
 from kueue.worker.actions import Close, ContinueTrees, PauseTrees
 from kueue.worker.agent import Agent, AgentSettings
@@ -109,3 +111,14 @@ def test_an_answer_that_comes_after_its_own_deadline_lets_nothing_go():
     assert [action for action in stopped if isinstance(action, PauseTrees)]
     late = worker.hears(m.HeartbeatAnswer(number=2, lease_seconds=8.0), 30.1)
     assert not [action for action in late if isinstance(action, ContinueTrees)]
+
+
+def test_a_restored_state_lets_the_longest_time_out_pass_that_workers_may_rely_on():
+    engine = engine_with_an_offer()
+    backup = Engine(engine.settings, queue_id=QUEUE)
+    backup.replay(engine.aggregates(), [])
+    restore.decided(backup, f.Aggregates(next_job=1, next_offer=1, timeout_seconds=60.0), 0.0)
+    backup.opened(at(100.0))
+    assert backup.state.sums.timeout_seconds == 60.0
+    backup.tick(at(161.0))
+    assert backup.state.sums.timeout_seconds == 10.0

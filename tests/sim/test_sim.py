@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from kueue.core import removal, submission
 from tests.sim.lab import run_seed
 from tests.sim.planted import FAULTS_PLANTED, Fault, hunt
+from tests.sim.weather import FAULTS
 
 ROOT = Path(__file__).parents[2]
 SEEDS = 500
@@ -44,6 +46,15 @@ def test_every_promise_is_kept_whatever_befalls_the_lab(first, only_seed):
         return
     for seed in range(first, first + CHUNK):
         _assert_kept(seed)
+
+
+def test_every_promise_is_kept_where_each_turn_takes_a_single_job_of_a_long_question(monkeypatch):
+    monkeypatch.setattr(submission, "PORTION", 1)
+    monkeypatch.setattr(removal, "PORTION", 1)
+    weights = {**FAULTS, "server killed": 20, "cancel": 20, "disk full": 10}
+    for seed in range(2 * CHUNK):
+        result = run_seed(seed, weights=weights)
+        assert result.violation is None, f"{result.story}\n{result.violation}"
 
 
 @pytest.mark.parametrize("seed", REGRESSIONS)

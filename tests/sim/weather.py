@@ -12,6 +12,7 @@ from tests.sim.processes import Plan
 
 if TYPE_CHECKING:
     from tests.sim.lab import Lab
+    from tests.sim.service import Backup
     from tests.sim.workstation import Workstation
 
 FAULTS = {
@@ -33,6 +34,7 @@ FAULTS = {
     "worker restarted": 2,
     "runner killed": 2,
     "keeper killed": 2,
+    "spawner killed": 2,
     "runner stopped": 3,
     "runner stopped, session lost": 2,
     "power": 2,
@@ -43,6 +45,7 @@ FAULTS = {
     "offline": 1,
     "cancel": 5,
     "hold": 2,
+    "restored backup": 1,
 }
 """Fault → weight."""
 
@@ -55,6 +58,8 @@ class Weather:
         self.world = lab.world
         self.rng = lab.world.rng
         self.weights = weights
+        self._backup: Backup | None = None
+        """One a world: what a second one would undo of the first is nobody's to judge."""
         self.until = self.world.between(40.0, 130.0) + lab.timeout
 
     # --- work --------------------------------------------------------------------------------------------------------
@@ -203,6 +208,8 @@ class Weather:
                 station.crash_runner()
             case "keeper killed":
                 station.crash_keeper()
+            case "spawner killed":
+                station.crash_spawner()
             case "runner stopped":
                 self._stop(station, station.runner.program if station.runner is not None else None)
             case "runner stopped, session lost":
@@ -235,8 +242,20 @@ class Weather:
                     job = rng.choice(lab.people.jobs)
                     lab.people.hold(job)
                     world.after(world.between(1.0, 20.0), lambda: lab.people.release(job))
+            case "restored backup":
+                if self._backup is None:
+                    self._backup = service.backup()
+                    world.after(world.between(0.5, 2.5 * lab.timeout), self._restore)
             case _:
                 raise AssertionError(kind)
+
+    def _restore(self) -> None:
+        if self._backup is None or self.world.now > self.until:
+            return
+        service = self.lab.service
+        service.crash()
+        service.restore(self._backup, is_readable=self.rng.random() < 0.7)
+        self.world.after(self._pause(), lambda: service.start(self._other_settings(0.3)))
 
     def _pause(self) -> float:
         return self.rng.choice((0.2, 0.5, 2.0, 5.0, 1.2 * self.lab.timeout))
@@ -322,7 +341,15 @@ class Weather:
         for node in list(engine.state.nodes.values()) if engine is not None else []:
             if node.record.offline:
                 self.lab.people.set_node(node.record.name, "online")
-        left = [job for job in self.lab.oracle.ranges if job not in self.lab.oracle.done]
+        oracle = self.lab.oracle
+        left = [job for job in oracle.expected if job not in oracle.done]
         for job in left:
             self.lab.people.release(job)
+            if (
+                oracle.is_restored
+                and oracle.ranges[job].terms.on_lost == "wait"
+                and self.world.now > self.until + 100.0
+            ):
+                # It may have ended after the backup, which nobody can know: a person has to say what becomes of it.
+                self.lab.people.remove(job, force=True)
         self.world.after(20.0, self._release_all)

@@ -38,6 +38,7 @@ class Quirks:
     leases_at_attachment: bool = False
     sends_before_storing: bool = False
     hears_closed_sessions: bool = False
+    dead_spawners_start: bool = False
 
 
 class Workstation:
@@ -147,6 +148,11 @@ class Workstation:
             self.world.tell(f"runner {self.runner.name} is killed, both processes")
             self.runner.die()
             self._watch_guard()
+
+    def crash_spawner(self) -> None:
+        if self.runner is not None and not self.runner.is_dead:
+            self.world.tell(f"spawner of {self.runner.name} is killed")
+            self.runner.spawner_dies()
 
     def crash_keeper(self) -> None:
         if self.runner is not None and not self.runner.is_dead:

@@ -376,7 +376,8 @@ class Scenario:
 # --- in words --------------------------------------------------------------------------------------------------------
 
 LEFT_OUT = {"wall", "seq", "principal", "payload", "place", "request", "terms", "started_wall", "version", "protocol"}
-LEFT_OUT |= {"queue_id", "cleanup_after_seconds", "ranges", "first_id", "end", "by", "return_code", "exit_code"}
+LEFT_OUT |= {"queue_id", "cleanup_after_seconds", "ranges", "first_id", "end", "by", "request_id", "return_code"}
+LEFT_OUT |= {"exit_code"}
 
 
 def told(thing: f.Fact | m.Message) -> str:

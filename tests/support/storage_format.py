@@ -11,8 +11,8 @@
 
 from __future__ import annotations
 
+import argparse
 import sqlite3
-import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -170,10 +170,13 @@ def fill(store: Store) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", action="store_true", help="write the .txt alone")
+    is_text: bool = parser.parse_args().text
     DATA.mkdir(parents=True, exist_ok=True)
     name = DATA / f"format-{schema.FORMAT}"
     name.with_suffix(".txt").write_text(definition())
-    if "--text" in sys.argv[1:]:
+    if is_text:
         return
     path = name.with_suffix(".sqlite")
     path.unlink(missing_ok=True)

@@ -42,31 +42,6 @@ def test_what_is_no_duration_is_refused_and_quoted(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "megabytes"),
-    [
-        ("8192", 8192),
-        ("8G", 8192),
-        ("512M", 512),
-        ("1.5GiB", 1536),
-        ("1T", 1048576),
-        ("1K", 1),
-        ("1025K", 2),
-        ("8 gb", 8192),
-        ("0", 0),
-        ("0.000001", 1),
-    ],
-)
-def test_a_size_is_read_and_its_rest_rounded_up(text, megabytes):
-    assert units.parse_size_mb(text) == megabytes
-
-
-@pytest.mark.parametrize("text", ["", "G", "-1", "1P", "1.G", "1e3", "8 Q", "٣", "1,5G"])
-def test_what_is_no_size_is_refused(text):
-    with pytest.raises(UserError, match="Not a size"):
-        units.parse_size_mb(text)
-
-
-@pytest.mark.parametrize(
     ("seconds", "text"),
     [
         (5, "0h:00m:05s"),

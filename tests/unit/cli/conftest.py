@@ -9,14 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 from peer import Peer
+from samples import NOON
 
 from kueue.cli import arguments
 from kueue.cli.screen import Screen
 from kueue.cli.session import Session
 from kueue.client import Client, Server
 from kueue.config import Config
-
-NOON = 1_709_467_200.0  # 2024-03-03 12:00:00 UTC
 
 
 @pytest.fixture

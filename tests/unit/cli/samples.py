@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from conftest import NOON
-
 from kueue.model import (
     EndRecord,
     Excerpt,
@@ -17,6 +15,8 @@ from kueue.model import (
     Terms,
 )
 from kueue.protocol.messages import AttemptRow, JobDetail, JobRow, WorkerRow
+
+NOON = 1_709_467_200.0  # 2024-03-03 12:00:00 UTC
 
 
 def job(number, argv, state, **more):

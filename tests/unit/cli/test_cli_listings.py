@@ -7,9 +7,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from conftest import NOON
 from peer import answering
-from samples import COUNTS, FINISHED, JOBS, MAKE, WORKERS, job
+from samples import COUNTS, FINISHED, JOBS, MAKE, NOON, WORKERS, job
 
 from kueue.model import Canceled, Payload, Raw, Request, TimedOut
 from kueue.protocol.messages import AttemptRow, ResourceRow

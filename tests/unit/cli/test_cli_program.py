@@ -200,10 +200,11 @@ def test_a_reader_that_leaves_is_no_error(command, peer):
 
 @pytest.mark.parametrize("buffered", ["", "1"])
 @pytest.mark.parametrize("redirection", [">&-", ">/dev/full"])
-def test_results_that_cannot_be_written_are_a_failure_with_one_sentence(command, peer, redirection, buffered):
+@pytest.mark.parametrize("words", ["list-jobs", "list-jobs --json", "--help", "cmd --help", "--version"])
+def test_results_that_cannot_be_written_are_a_failure_with_one_sentence(command, peer, words, redirection, buffered):
     peer(answering({"ListJobs": LISTING}))
     done = subprocess.run(
-        ["sh", "-c", f'"$0" -m kueue.cli.main list-jobs {redirection}', sys.executable],
+        ["sh", "-c", f'"$0" -m kueue.cli.main {words} {redirection}', sys.executable],
         env=command.environment(PYTHONUNBUFFERED=buffered),
         stdin=subprocess.DEVNULL,
         capture_output=True,

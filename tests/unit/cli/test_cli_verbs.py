@@ -513,4 +513,6 @@ def test_every_verb_that_was_ever_documented_is_there():
     documented = "cmd list-jobs show-job wait-job remove-job clean-jobs list-workers show-worker list-resources"
     assert set(documented.split()) <= set(arguments.VERBS)
     here = Path(submit.__file__).parent
-    assert all((here / f"{verb.handler.partition(':')[0].replace('.', '/')}.py").exists() for verb in arguments.VERBS.values())
+    assert all(
+        (here / f"{verb.handler.partition(':')[0].replace('.', '/')}.py").exists() for verb in arguments.VERBS.values()
+    )

@@ -102,6 +102,8 @@ def test_parts_of_a_client_that_hung_up_are_forgotten(engine):
 @pytest.mark.parametrize("question", [m.RemoveJobs, m.HoldJobs, m.ReleaseJobs])
 def test_a_question_about_more_jobs_than_one_answer_holds_is_refused_and_changes_nothing(engine, question):
     engine.handle(1, submit(count=IDS_AT_ONCE + 1), NOW)
+    while engine.queue.arrivals:
+        engine.tick(NOW)
     turn = engine.handle(1, question(seq=3, request_id="x", ids=((0, 10**9),)), NOW)
     ((_, answer),) = turn.sends
     assert isinstance(answer, m.Failed)

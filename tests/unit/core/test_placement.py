@@ -142,5 +142,5 @@ def test_a_wish_does_not_start_where_less_than_half_of_it_would_be_free():
 def test_what_the_machine_can_never_give_is_said_before_what_is_taken():
     found = obstacle(Request(cores=9), a_room(cores=0))
     assert found is not None
-    assert found.is_lasting
+    assert found.kind == "machine"
     assert found.sentence() == "has 8 cpus, 9 asked for"

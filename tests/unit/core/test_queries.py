@@ -69,5 +69,21 @@ def test_a_silent_worker_is_named_with_its_jobs(engine):
     assert (row.state, row.running, row.offered) == ("silent", (0,), (1,))
 
 
+def test_a_worker_that_answers_while_nothing_can_be_recorded_is_not_shown_as_away(engine):
+    engine.session_closed(1, NOW)
+    engine.queue.answering = frozenset({"ralab04"})
+    (row,) = queries.worker_rows(engine, NOW)
+    assert (row.state, row.note) == ("online", queries.READ_ONLY)
+    assert queries.live_row(engine, engine.state.jobs[0], NOW).note == ""
+    assert queries.reasons(engine.queue, engine.state.jobs[4], NOW) == [queries.READ_ONLY]
+
+
+def test_ids_are_chosen_by_word_alike_with_and_without_attempts(engine):
+    every = {job: queries.job_filter_of(found) for job, found in engine.state.jobs.items()}
+    for words in ({"offered"}, {"running", "offered"}, {"pending"}, {"running", "pending"}, set(every.values())):
+        assert set(queries.live_ids(engine, words)) == {job for job, word in every.items() if word in words}
+    assert sorted(queries.live_ids(engine, frozenset())) == sorted(every)
+
+
 def test_the_use_of_a_counter_is_told(engine):
     assert queries.resource_rows(engine) == [m.ResourceRow(name="genus", used=0, total=1)]
