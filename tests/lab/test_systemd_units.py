@@ -242,6 +242,9 @@ def test_without_a_scope_stop_and_restart_end_the_worker_alone(ada):
             assert numbers(end) == [1]
     finally:
         ada.sh("rm -r ~/broken")
+        # Its runner lingers inside of the unit and would serve the next test, whose jobs shall be outside.
+        ada.systemctl("kill", "-s", "KILL", "kueue-worker")
+        ada.systemctl("restart", "kueue-worker")
 
 
 def test_a_job_that_the_kernel_shoots_takes_nobody_with_it(ada):
