@@ -253,15 +253,22 @@ async def bind(addresses: str, port: int) -> list[trio.SocketListener]:
     for word in words:
         host = word.removeprefix("[").removesuffix("]")
         try:
-            for family, _, _, _, address in await trio.socket.getaddrinfo(
-                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            ):
-                listeners.append(await _listen(family, address))
-                port = port or listeners[0].socket.getsockname()[1]
+            found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         except OSError as error:
             _log.error("Failed to bind %s, port %d: %s", word, port, error.strerror or error)
+            continue
         except UnicodeError:
             _log.error("Failed to bind %s, port %d: not a host name", word, port)
+            continue
+        for family, _, _, _, address in found:
+            # A name may have an address that this host cannot have: ::1 of localhost where IPv6 is switched off.
+            try:
+                listeners.append(await _listen(family, (address[0], port, *address[2:])))
+            except OSError as error:  # noqa: PERF203 - each address has its own trouble
+                shown = word if len(found) == 1 else f"{word} ({address[0]})"
+                _log.error("Failed to bind %s, port %d: %s", shown, port, error.strerror or error)
+            else:
+                port = port or listeners[0].socket.getsockname()[1]
     if not listeners:
         raise KueueError(
             "Failed to bind any address!",

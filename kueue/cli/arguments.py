@@ -360,6 +360,7 @@ def _fill_explain(one: argparse.ArgumentParser) -> None:
 
 def _fill_node(one: argparse.ArgumentParser) -> None:
     one.add_argument("state", choices=("offline", "online", "dead"), help="what the worker is from now on")
+    one.add_argument("--force", action="store_true", help="declare dead also a worker that was heard just now")
     one.add_argument("names", nargs="+", metavar="NAME", help="names or ids of workers")
 
 

@@ -58,7 +58,9 @@ def node(session: Session) -> int:
     worst = 0
     for name in session.arguments.names:
         try:
-            answer = session.client.change("SetNode", name=name, state=session.arguments.state)
+            answer = session.client.change(
+                "SetNode", name=name, state=session.arguments.state, force=session.arguments.force
+            )
         except KueueError as error:
             if len(session.arguments.names) == 1:
                 raise

@@ -398,6 +398,14 @@ class Engine:
             queue.say(session, m.Failed(seq=message.seq, error=error, hint=hint))
             return
         record = matches[0]
+        if message.state == "dead" and not message.force and silence.is_heard(queue.worker(record.id), now):
+            error = f"Worker {record.name} was heard just now: it is not dead."
+            hint = (
+                f"To take it out while its jobs go on: kueue node offline {record.name}. "
+                "To have them stopped and run elsewhere all the same: --force."
+            )
+            queue.say(session, m.Failed(seq=message.seq, error=error, hint=hint))
+            return
         text = f"Worker {record.name} is {message.state}."
         if message.state == "dead":
             count = len(queue.node(record.id).attempts)

@@ -25,6 +25,9 @@ from kueue.protocol import messages as m
 SECOND_LOOK_SECONDS = 0.05
 """Between suspicion and declaration; the driver reads all mail in between."""
 
+JUST_NOW_SECONDS = 30.0
+"""Three heartbeats: a worker that missed them all may well be on a machine that lost its power."""
+
 
 def timeout(queue: Queue, steady: float) -> float:
     """The T that counts now: the setting, or a longer one from before that workers may still rely on."""
@@ -103,6 +106,11 @@ def _silence(queue: Queue, job: Job, attempt: Attempt, reason: str, now: Now) ->
         queue.finish(job, Lost(reason), now, decided=False)
     elif not attempt.silent:
         queue.decide(f.AttemptSilenced(job=job.id, offer=attempt.offer, wall=now.wall))
+
+
+def is_heard(worker: Worker, now: Now) -> bool:
+    """Was something heard from it just now, on a connection that stands?"""
+    return worker.session is not None and worker.heard is not None and now.steady - worker.heard < JUST_NOW_SECONDS
 
 
 def dead(queue: Queue, worker: Worker, now: Now) -> None:

@@ -172,7 +172,8 @@ class ListResources(Message, frozen=True, kw_only=True):
 class SetNode(Message, frozen=True, kw_only=True):
     """Take workers out, back in, or declare them dead. Answered by `Results` (one entry, ``id`` = the worker's).
 
-    ``dead`` is a person's word that nothing runs there any more: its attempts are proven gone.
+    ``dead`` is a person's word that nothing runs there any more: its attempts are proven gone. Of a worker that was
+    heard just now it is refused unless `force` is set: it would stop jobs that run well.
     """
 
     seq: int
@@ -180,6 +181,7 @@ class SetNode(Message, frozen=True, kw_only=True):
     name: str
     """The worker's name, or its id in digits."""
     state: Literal["online", "offline", "dead"]
+    force: bool = False
 
 
 class ReadOutput(Message, frozen=True, kw_only=True):

@@ -215,7 +215,7 @@ class EngineHistories(RuleBasedStateMachine):
                 self.ask(m.SetNode(seq=6, request_id=self.request_id(), name=f"w{number}", state=what))  # type: ignore[arg-type]
             case "declared dead" if machine.is_off:
                 # Only ever when it is true.
-                self.ask(m.SetNode(seq=6, request_id=self.request_id(), name=f"w{number}", state="dead"))
+                self.ask(m.SetNode(seq=6, request_id=self.request_id(), name=f"w{number}", state="dead", force=True))
             case _:
                 pass
         self.flow(flow)

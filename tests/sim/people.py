@@ -158,7 +158,7 @@ class People:
             command.done()
             then()
 
-        self._ask(m.SetNode(seq=1, request_id=self._request_id(), name=name, state=state), answered)
+        self._ask(m.SetNode(seq=1, request_id=self._request_id(), name=name, state=state, force=True), answered)
 
     def watch(self, job: int) -> None:
         def answered(command: Command, message: m.Message) -> None:

@@ -359,7 +359,7 @@ class Scenario:
 
     def client_sets(self, who: str, words: list[str]) -> None:
         """``client sets w1 offline``."""
-        state = m.SetNode(seq=6, request_id=self._request_id({}), name=words[0], state=words[1])  # type: ignore[arg-type]
+        state = m.SetNode(seq=6, request_id=self._request_id({}), name=words[0], state=words[1], force="force" in words)  # type: ignore[arg-type]
         self._say(self._client(who), state)
 
     def client_cleans(self, who: str, _: list[str]) -> None:

@@ -143,6 +143,26 @@ async def test_what_cannot_be_bound_is_logged_and_skipped(caplog):
             await net.bind("127.0.0.1", port)
 
 
+async def test_a_name_of_which_one_address_is_not_this_hosts_is_bound_at_the_others():
+    class Names(trio.abc.HostnameResolver):
+        async def getaddrinfo(self, host, port, *_, **__):
+            return [
+                (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in ("192.0.2.1", "127.0.0.1")
+            ]
+
+        async def getnameinfo(self, sockaddr, flags):
+            raise AssertionError
+
+    before = trio.socket.set_custom_hostname_resolver(Names())
+    try:
+        listeners = await net.bind("both", 0)
+    finally:
+        trio.socket.set_custom_hostname_resolver(before)
+    assert [host for host, _ in net.addresses_of(listeners)] == ["127.0.0.1"]
+    for listener in listeners:
+        await listener.aclose()
+
+
 async def test_no_address_at_all_has_its_own_sentence():
     with pytest.raises(KueueError, match="No bind addresses configured!"):
         await net.bind("  ", 0)
