@@ -140,6 +140,8 @@ class Client:
         """How long what was connected to may take to prove itself and say welcome."""
         self.welcome: Message = {}
         self.tell = tell if tell is not None else _tell_stderr
+        self.own_server: Callable[[], str] = lambda: ""
+        """What to do if a server of this user on this very host may be what refuses us; empty: there is none."""
         self._connection: Connection | None = None
         self._abrupt_ends = 0
         self._last_seq = 0
@@ -364,7 +366,8 @@ class Client:
                 self._note_abrupt_end(error)
         raise Refused(
             "Authentication failed!",
-            hint=f"shared_secret in the configuration must be the one of the server at {self.server}."
+            hint=self.own_server()
+            or f"shared_secret in the configuration must be the one of the server at {self.server}."
             " If that server is somebody else's, choose another server_port.",
         ) from refusal
 
@@ -447,7 +450,21 @@ def connect(config: Config, *, patience_seconds: float | None = PATIENCE_SECONDS
         else []
     )
     server = Server(common.server_name, common.server_port, sockets, identities)
-    return Client(server, patience_seconds=patience_seconds)
+    client = Client(server, patience_seconds=patience_seconds)
+    if sockets:
+        lock, path = state.server_lock, config.path
+
+        def own_server() -> str:
+            if not places.is_locked(lock):
+                return ""
+            pid = places.holder(lock)
+            return (
+                f"The server that runs here{f' (pid {pid})' if pid else ''} was started with another secret or port "
+                f"than {path} has. Put the old file back, or `kueue down && kueue up`."
+            )
+
+        client.own_server = own_server
+    return client
 
 
 def is_this_host(name: str) -> bool:

@@ -31,6 +31,7 @@ AGAIN_SECONDS = 60.0
 
 _REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([!-~]+) HTTP/([0-9])\.([0-9])")
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*?)[ \t]*")
+_END = re.compile(rb"\r?\n\r?\n")
 _log = log.logger("http")
 
 
@@ -173,7 +174,7 @@ class Site:
             data += chunk
             # RFC 9112, section 2.2: blank lines before the request line are skipped, a bare LF ends a line.
             start = len(data) - len(data.lstrip(b"\r\n"))
-            end = re.compile(rb"\r?\n\r?\n").search(data, start)
+            end = _END.search(data, start)
             if (len(data) if end is None else end.start()) > self.limits.head_bytes:
                 raise _Bad(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
             if end is not None:

@@ -169,7 +169,11 @@ def _make(path: str) -> None:
         pass  # another program of ours was faster; what it made is checked by the caller
     except FileNotFoundError:
         _make(os.path.dirname(path))
-        _make(path)
+        try:
+            # Once: below /proc a directory is missing also when its parent is there.
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            pass  # as above
 
 
 def file_name(name: str) -> str:

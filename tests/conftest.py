@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -16,6 +17,12 @@ os.environ["TEST_SESSION_OF_KUEUE"] = SESSION_MARK.partition("=")[2]
 
 LEFT_BEHIND_GRACE_SECONDS = 15.0
 """A runner without work leaves by itself after a short linger."""
+
+# A run under nohup or cron, or behind `&`, ignores some of these, and every program that a test starts and interrupts
+# would ignore them too: across exec an ignored signal stays ignored, a handled one does not. We go on as if we ignored.
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 
 # Nothing of the person who runs the tests may leak in, and nothing may leak out into their state.
 for name in [name for name in os.environ if name.startswith("KUEUE_") and not name.startswith("KUEUE_TEST_")]:

@@ -26,6 +26,20 @@ PATIENCE_SECONDS, LOOK_PATIENCE_SECONDS = 30.0, 6.0
 """How long a verb waits for a server that is away: one that changes something outlasts a restart of the server, one
 that only looks has nothing to lose by saying soon that there is nothing to see."""
 LOOKING = frozenset({"list-jobs", "show-job", "list-workers", "show-worker", "list-resources", "log", "explain"})
+_ALSO_CALLED = {
+    "cmd": "run submit add exec queue enqueue start sbatch qsub",
+    "list-jobs": "list ls jobs ps status stat squeue qstat",
+    "show-job": "show info",
+    "wait-job": "wait",
+    "follow": "tail watch",
+    "log": "logs output cat",
+    "remove-job": "remove rm cancel kill delete scancel qdel",
+    "clean-jobs": "clean",
+    "list-workers": "workers nodes hosts machines sinfo",
+    "list-resources": "resources licences licenses",
+    "down": "stop shutdown",
+}
+"""Words that other queues have for our verbs."""
 SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell", "elvish")
 """The shells that can be taught to complete."""
 
@@ -92,8 +106,13 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     """
     position = verb_position(words)
     name = words[position] if position is not None else None
-    if position is None or name not in VERBS:
-        return parser().parse_args(words)
+    if position is None or name is None or name not in VERBS:
+        try:
+            return parser().parse_args(words)
+        except UsageError as error:
+            if name is None or name in VERBS or "VERB" not in str(error):
+                raise
+            raise UsageError(f"kueue: there is no verb '{name}'.", hint=_verb_meant(name)) from error
     top, chosen_parser = _parser_of(name)
     end = len(words)
     if name == "cmd":
@@ -104,6 +123,18 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         chosen_parser.error(f"unknown: {' '.join(unknown)}")
     chosen.command = list(words[end + 1 :] if words[end : end + 1] == ["--"] else words[end:])
     return chosen
+
+
+def _verb_meant(word: str) -> str:
+    """What is to be typed instead of a word that is no verb."""
+    from difflib import get_close_matches  # noqa: PLC0415 - only a mistake pays for it
+
+    if "/" in word:
+        return f"To run it: kueue cmd {word}"
+    close = [verb for verb, others in _ALSO_CALLED.items() if word.lower() in others.split()]
+    close = close or get_close_matches(word.lower(), VERBS, n=1) or [verb for verb in VERBS if word in verb.split("-")]
+    known = "`kueue --help` lists the verbs."
+    return f"Did you mean {' or '.join(close)}? {known}" if close else f"{known} To run a command: kueue cmd {word}"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -209,14 +240,30 @@ def _ids(text: str) -> list[tuple[int, int]]:
     try:
         return parse_id_ranges(text)
     except UserError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+        is_word = text[:1].isalpha()
+        hint = "Names are no ids: `kueue list-jobs` and `kueue list-workers` show the ids." if is_word else error.hint
+        raise argparse.ArgumentTypeError(f"{error} {hint}") from error
 
 
 def _duration(text: str) -> float:
     try:
         return parse_duration(text)
     except UserError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+        raise argparse.ArgumentTypeError(f"{error} {error.hint}".rstrip()) from error
+
+
+def _megabytes(text: str) -> int:
+    try:
+        return _whole(0)(text)
+    except argparse.ArgumentTypeError as error:
+        # Of 8G, 8GB and 1.5g it is plain what is meant; what was typed and what is taken should still be one number.
+        number, unit = text.rstrip("iIbB")[:-1], text.rstrip("iIbB")[-1:].lower()
+        factor = {"m": 1, "g": 1024, "t": 1024 * 1024}.get(unit)
+        try:
+            meant = int(float(number) * factor) if factor else 8192
+        except (ValueError, OverflowError):
+            meant = 8192
+        raise argparse.ArgumentTypeError(f"{error}: memory is given in MB, like {meant}") from error
 
 
 def _whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
@@ -265,7 +312,7 @@ def _fill_cmd(one: argparse.ArgumentParser) -> None:
     add = one.add_argument
     add("-j", "--job-slots", type=_whole(1), default=1, metavar="N", help="job slots to take (default 1)")
     add("-c", "--cpus", type=_whole(0), metavar="N", help="cores to take (default: job_default_cpus)")
-    add("-r", "--ram-mb", type=_whole(0), metavar="N", help="memory to take in MB (default: job_default_ram_mb)")
+    add("-r", "--ram-mb", type=_megabytes, metavar="N", help="memory to take in MB (default: job_default_ram_mb)")
     add("--resource", action="append", default=[], metavar="NAME[=N]", help="lab-wide resource to take; repeatable")
     add("--gpus", type=_whole(0), default=0, metavar="N", help="GPUs of the worker to take")
     add("-o", "--stdout", metavar="PATH", help="write stdout to this file; null: throw it away")
@@ -285,8 +332,8 @@ def _fill_cmd(one: argparse.ArgumentParser) -> None:
     add(
         "--each-line",
         metavar="FILE",
-        help="one job for each line that is not empty, `-`: of stdin; {} in the command is the line, "
-        "and without a command the line is run by sh -c",
+        help="one job for each line that is not empty, `-`: of stdin; {} in the command, -o, -e and --name is the "
+        "line, and without a command the line is run by sh -c",
     )
     add("--refuse-impossible", action="store_true", help="refuse the job if no worker known now could run it")
     add("-q", "--quiet", action="store_true", help="no remarks")

@@ -36,7 +36,7 @@ LEAST_SECONDS = 0.06
 
 _DESCRIPTION_CELLS = 60
 _ID_DIGITS = 12
-# Ids that begin with what was typed are asked for up to so many digits.
+"""Ids that begin with what was typed are asked for up to so many digits."""
 
 
 def jobs(config: str | None, prefix: str, states: Sequence[str], *, typed: Sequence[str] = ()) -> dict[str, str]:
@@ -99,7 +99,7 @@ def hosts(config: str | None, prefix: str, *, typed: Sequence[str] = ()) -> dict
 
     def read() -> list[str]:
         section = _settings(config, "restart_workers").restart_workers
-        return [] if section is None else section.hostnames.split()
+        return [] if section is None else section.hostnames.replace(",", " ").split()
 
     return dict.fromkeys(_beginning(filter(is_safe, in_time(read, [])), str, prefix, typed), "")
 

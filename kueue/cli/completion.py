@@ -38,7 +38,7 @@ COMMAND_EXIT_CODE = 11
 """The shell is to complete another command; the answer is the number of words in front of it."""
 
 _NAMES_LIMIT = 5000
-# More commands than any PATH holds that people look through.
+"""More commands than any PATH holds that people look through."""
 _LIVE = ("held", "pending", "offered", "running")
 _JOB_STATES: dict[str, tuple[str, ...]] = {
     "wait-job": _LIVE,

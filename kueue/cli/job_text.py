@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 NONE = "---"
+OTHER_WORK = "busy with other work"
+"""Words of the reason that what is not kueue's takes the machine (`kueue.core.placement.Obstacle`)."""
 _COUNTED = ("held", "offered", "running", "succeeded", "failed", "canceled")
 _STATE_COLOURS = {
     "held": "yellow",
@@ -85,6 +87,13 @@ def command_line(job: dict[str, Any]) -> str:
     return harmless(" ".join(shown(word) for word in job["payload"]["argv"]))
 
 
+def quoted_command(job: dict[str, Any]) -> str:
+    """The arguments as a shell would take them, so that where one ends can be seen; harmless."""
+    from shlex import join  # noqa: PLC0415 - a listing need not load it
+
+    return harmless(join(shown(word) for word in job["payload"]["argv"]))
+
+
 def page(screen: Screen, detail: dict[str, Any], now_wall: float) -> list[str]:
     """The lines of ``show-job`` up to the output, which `streams` gives."""
     job = detail["row"]
@@ -93,7 +102,7 @@ def page(screen: Screen, detail: dict[str, Any], now_wall: float) -> list[str]:
     if job["payload"].get("name") is not None:
         lines.append(f"name: {harmless(shown(job['payload']['name']))}")
     lines += [
-        f"command: {command_line(job)}",
+        f"command: {quoted_command(job)}",
         f"working directory: {harmless(shown(job['cwd']))}",
         f"required job slots: {request.get('slots', 1)}",
         "required CPU cores: "
@@ -158,7 +167,24 @@ def explanation(answer: dict[str, Any]) -> list[str]:
                 shown_name = harmless(name)
                 blanks = " " * (widest - width(shown_name))
                 lines.append(f"   {'+' if fits else '-'} {shown_name}{blanks}  {harmless(sentence)}".rstrip())
-    return lines
+    advice = against_other_work(answer["verdict"])
+    return [*lines, "what to do:", *(f"   {line}" for line in advice)] if advice else lines
+
+
+def against_other_work(reason: str) -> list[str]:
+    """What a person can do if the reason that a job waits is the work of others; sentences, none if it is not."""
+    if OTHER_WORK not in reason:
+        return []
+    is_memory = "MB of memory" in reason.rpartition(OTHER_WORK)[2]
+    less = "-r N, in MB." if is_memory else "-c N; -c 0 for a job that needs no core of its own."
+    return [
+        "Wait: it starts when programs that are not kueue's leave enough of the machine.",
+        f"Ask for less: {less}",
+        (
+            "Do not count them: dynamic_check_free_resources = false in [worker_settings] of that machine, then "
+            "`kueue down && kueue up` there."
+        ),
+    ]
 
 
 def _row(job: dict[str, Any], now_wall: float) -> list[Cell]:
@@ -199,6 +225,13 @@ def _status_block(screen: Screen, detail: dict[str, Any], now_wall: float) -> li
         lines += [f"   offered on: {date('offered_wall')}", f"   offered to: {worker}"]
     elif state == "running":
         lines += [f"   started on: {date('started_wall')}", f"   running on: {worker}"]
+    elif state == "canceled" and job.get("started_wall") is not None:
+        lines += [
+            f"   started on: {date('started_wall')}",
+            f"   canceled on: {date('ended_wall')}",
+            f"   executed on: {worker}",
+            f"   runtime: {format_elapsed(job.get('run_seconds') or 0)}",
+        ]
     elif state == "canceled":
         lines.append(f"   canceled on: {date('ended_wall')}")
     elif state in {"succeeded", "failed"}:

@@ -20,12 +20,14 @@ from kueue import places
 from kueue.cli.session import Session
 from kueue.client import connect, is_this_host
 from kueue.config import Config, load
-from kueue.errors import EXIT_REFUSED, KueueError, Unreachable
+from kueue.errors import EXIT_REFUSED, KueueError, Refused, Unreachable
 
 _READY_SECONDS = 30.0
 # The first start derives the key of the secret and makes a new store: about a second, on a slow disk several.
 _STRANGER_SECONDS = 3.0
 _STOP_SECONDS = 30.0
+_CONNECTED_SECONDS = 60.0
+# A worker that has waited long for its server tries again every 25 s.
 _LOOK_SECONDS = 0.05
 _LOG_TAIL_BYTES = 2000
 
@@ -51,7 +53,7 @@ def up(session: Session) -> int:
     name = config.common.server_name
     if is_this_host(name):
         if _is_ours_to_start(session, server, config):
-            _start(session, server, config, lambda: _is_serving(session))
+            _start(session, server, config, lambda: _is_serving(session, server, config))
     else:
         screen.remark(f"The server of this lab is {name}, not this machine: only a worker is started here.")
     worker_name = _worker_name(config)
@@ -73,8 +75,12 @@ def down(session: Session) -> int:
 
 def _settings(session: Session) -> Config:
     """All sections that the programs to be started or stopped use, so that mistakes are told here and not in a log."""
-    path = session.config.path  # this writes the template when there is none
-    return load(path, ("server_settings", "worker_settings", "client_settings"))
+    known = session.config  # this writes the template when there is none
+    config = load(known.path, ("server_settings", "worker_settings", "client_settings", "metrics_settings"))
+    for warning in config.warnings:
+        if warning not in known.warnings:
+            session.screen.remark(f"Warning: {warning}")
+    return config
 
 
 def _server(config: Config) -> Daemon:
@@ -135,9 +141,8 @@ def _is_taken(config: Config) -> bool:
 def _start(session: Session, daemon: Daemon, config: Config, is_ready: Callable[[], bool]) -> None:
     """Starts the program if it does not run and waits until it is ready. Raises `KueueError` when it is not."""
     screen = session.screen
-    pid = daemon.pid()
-    if pid is not None or places.is_locked(daemon.lock):
-        screen.print(f"The {daemon.what} runs already{f' (pid {pid})' if pid else ''}.")
+    if places.is_locked(daemon.lock):
+        _await_running(session, daemon, config, is_ready)
         return
     begin = os.path.getsize(daemon.log) if os.path.exists(daemon.log) else 0  # noqa: PTH110, PTH202 - see above
     descriptor = os.open(daemon.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -173,6 +178,27 @@ def _start(session: Session, daemon: Daemon, config: Config, is_ready: Callable[
         f"{_last_words(daemon.log, begin)}",
         hint=f"All it said: {daemon.log}",
     )
+
+
+def _await_running(session: Session, daemon: Daemon, config: Config, is_ready: Callable[[], bool]) -> None:
+    """Waits until the program that runs already is ready: that it runs does not say that it serves these settings."""
+    screen = session.screen
+    pid = daemon.pid()
+    which = f"{daemon.what}{f' (pid {pid})' if pid else ''}"
+    deadline = time.monotonic() + _CONNECTED_SECONDS
+    while not is_ready():
+        if not places.is_locked(daemon.lock):
+            raise KueueError(f"The {which} ended meanwhile.", hint=f"`kueue up` starts another; its log: {daemon.log}")
+        if time.monotonic() > deadline:
+            raise KueueError(
+                f"The {which} runs already, but is not ready after {_CONNECTED_SECONDS:g} s.",
+                hint=f"Perhaps it was started with other settings than {config.path}: `kueue down && kueue up` starts "
+                f"it with these. What it says: {daemon.log}",
+            )
+        screen.status(f"waiting for the {daemon.what} that runs already ...")
+        time.sleep(_LOOK_SECONDS)
+    screen.clear_status()
+    screen.print(f"The {daemon.what} runs already{f' (pid {pid})' if pid else ''}.")
 
 
 def _stop(session: Session, daemon: Daemon) -> bool:
@@ -211,13 +237,24 @@ def _stop(session: Session, daemon: Daemon) -> bool:
     return True
 
 
-def _is_serving(session: Session) -> bool:
+def _is_serving(session: Session, server: Daemon, config: Config) -> bool:
+    """Does the server answer with this secret? Raises `KueueError` when it was started with another one."""
     client = session.client
     client.patience_seconds = 0.0
     try:
         client.ask("ServerInfo")
     except Unreachable:
         return False
+    except Refused as error:
+        if not places.is_locked(server.lock):
+            raise
+        pid = server.pid()
+        raise Refused(
+            f"The server that runs here{f' (pid {pid})' if pid else ''} was started with another secret than the one "
+            f"in {config.path}.",
+            hint="Put the old file back, or `kueue down && kueue up`: then the new secret counts, and the other "
+            "machines need it, too. Jobs are kept.",
+        ) from error
     return True
 
 

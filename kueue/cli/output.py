@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kueue.cli.job_text import decoded, readable
 from kueue.cli.session import Session
-from kueue.cli.waiting import JOB_NOT_FOUND, is_one, tell_how_to_go_on
+from kueue.cli.waiting import JOB_NOT_FOUND, bad_end, hint_at_not_started, is_one, tell_how_to_go_on
 from kueue.errors import EXIT_CANCELED, EXIT_OWN_FAILURE, EXIT_REFUSED, KueueError
 
 TYPE_CHECKING = False
@@ -23,6 +23,7 @@ def follow(session: Session) -> int:
     told: dict[str, str] = {}
     is_open = dict.fromkeys(_STREAMS, True)
     code: int | None = None
+    outcome: dict[str, Any] = {}
 
     def questions() -> list[dict[str, Any]]:
         # Watching first: a job that does not exist is told before anything is read.
@@ -48,8 +49,8 @@ def follow(session: Session) -> int:
                 session.screen.remark(JOB_NOT_FOUND)
                 return EXIT_REFUSED
             if message["type"] == "JobEnded" and message["id"] == job:
-                gone = message.get("outcome") is None
-                code = EXIT_OWN_FAILURE if gone else message.get("exit_code", 0)
+                outcome = message.get("outcome") or {}
+                code = message.get("exit_code", 0) if outcome else EXIT_OWN_FAILURE
             elif message["type"] == "Output":
                 stream = next((one for one, seq in seqs.items() if seq == message.get("seq")), None)
                 if stream is None:
@@ -60,6 +61,7 @@ def follow(session: Session) -> int:
                 if message.get("end"):
                     is_open[stream] = False
             if code is not None and not any(is_open.values()):
+                _tell_end(session, job, outcome)
                 return code
     except KeyboardInterrupt:
         tell_how_to_go_on(session, str(job))
@@ -123,6 +125,16 @@ def _print_log(session: Session, job: int) -> None:
             screen.print(readable(lines + feed))
     if rest:
         screen.print(readable(rest))
+
+
+def _tell_end(session: Session, job: int, outcome: dict[str, Any]) -> None:
+    """Says on stderr how the job ended if it did not end by itself: its output would look whole."""
+    if outcome.get("type", "exited") == "exited":
+        return
+    session.screen.remark(f"Job {job} {bad_end(outcome)}.")
+    hint = hint_at_not_started(outcome)
+    if hint:
+        session.screen.remark(f"Hint: {hint}")
 
 
 def _print_piece(session: Session, message: dict[str, Any], stream: str, told: dict[str, str]) -> None:

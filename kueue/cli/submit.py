@@ -1,11 +1,12 @@
 """``kueue cmd``: from a command line to jobs, checked before anything is sent."""
 # pathlib is left out for the command's start-up time (5 ms):
-# ruff: noqa: PTH109, PTH117, PTH121, PTH123
+# ruff: noqa: PTH109, PTH116, PTH117, PTH121, PTH123
 
 from __future__ import annotations
 
 import argparse
 import os
+import stat
 import sys
 
 from kueue.cli.session import Session
@@ -44,10 +45,11 @@ def cmd(session: Session) -> int:
     if arguments.each_line is None:
         check_command(arguments.command, "The command")
         template["payload"]["argv"] = [text(word) for word in arguments.command]
+        ranges = [template]
     else:
-        template["argvs"] = argvs_of_lines(arguments.command, _lines(arguments.each_line))
+        ranges = ranges_of_lines(arguments, template, _lines(arguments.each_line))
     try:
-        answer = session.client.submit([template], refuse_impossible=arguments.refuse_impossible)
+        answer = session.client.submit(ranges, refuse_impossible=arguments.refuse_impossible)
     except UserError as error:
         prefix = "Job rejected by server: "
         sentence = str(error)
@@ -143,10 +145,65 @@ def place(options: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def argvs_of_lines(command: Sequence[str], lines: Iterable[str]) -> list[list[WireText]]:
+def ranges_of_lines(
+    arguments: argparse.Namespace, template: dict[str, Any], lines: Iterable[str]
+) -> list[dict[str, Any]]:
+    """The jobs of the lines as they travel: ``{}`` is replaced in the command, the name and the paths of the output.
+
+    Raises `UserError` naming the line that cannot be used, and when two of the jobs would write one file.
+    """
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    argvs = argvs_of_lines(arguments.command, numbered)
+    _check_files_of_lines(arguments, numbered)
+    if not any("{}" in (getattr(arguments, key) or "") for key in ("name", "stdout", "stderr")):
+        return [{**template, "argvs": argvs}]
+    ranges = []
+    for (number, line), argv in zip(numbered, argvs, strict=True):
+        payload: dict[str, Any] = {"argv": argv}
+        if arguments.name is not None:
+            payload["name"] = text(_checked_name(arguments.name.replace("{}", line), f" (line {number})"))
+        for stream in ("stdout", "stderr"):
+            path = getattr(arguments, stream)
+            if path is not None:
+                payload[stream] = text(_output_path(path.replace("{}", line), stream))
+        ranges.append({**template, "payload": payload})
+    return ranges
+
+
+def _check_files_of_lines(arguments: argparse.Namespace, numbered: Sequence[tuple[int, str]]) -> None:
+    """Raises `UserError` when two jobs would write one file: each begins it anew, so only one's output would be left.
+
+    One job may well write both of its streams into one file.
+    """
+    patterns = [path for path in (arguments.stdout, arguments.stderr) if path is not None]
+    written: dict[str, int] = {}
+    for number, line in numbered if patterns else ():
+        for pattern in patterns:
+            path = pattern.replace("{}", line)
+            if path.strip().lower() == DISCARD:
+                continue
+            first = written.setdefault(os.path.normpath(path), number)
+            if first != number and not _is_no_file(path):
+                raise UserError(
+                    f"The jobs of the lines {first} and {number} would both write {path}; "
+                    "the output of one of them would be lost.",
+                    hint="Put {} where the line shall stand, for example -o 'out-{}.txt', or leave -o and -e out: "
+                    "`kueue log ID` shows the output of a job. `null` throws it away.",
+                )
+
+
+def _is_no_file(path: str) -> bool:
+    """Is it a device, a pipe or the like, into which many may write?"""
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def argvs_of_lines(command: Sequence[str], numbered: Iterable[tuple[int, str]]) -> list[list[WireText]]:
     """The commands for the lines: `command` with every ``{}`` replaced, or ``sh -c LINE`` without a command.
 
-    Raises `UserError` naming the line that cannot be used; empty lines are left out.
+    `numbered`: the lines that are not empty, with their numbers. Raises `UserError` naming one that cannot be used.
     """
     if command and not any("{}" in word for word in command):
         raise UserError(
@@ -154,9 +211,7 @@ def argvs_of_lines(command: Sequence[str], lines: Iterable[str]) -> list[list[Wi
             hint="For example: kueue cmd --each-line files.txt gzip {}",
         )
     argvs: list[list[WireText]] = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, line in numbered:
         argv = [word.replace("{}", line) for word in command] if command else ["sh", "-c", line]
         check_command(argv, f"The command of line {number}")
         argvs.append([text(word) for word in argv])
@@ -211,12 +266,12 @@ def _lines(path: str) -> Iterable[str]:
     return [os.fsdecode(line.removesuffix(b"\r")) for line in data.split(b"\n")]
 
 
-def _checked_name(name: str) -> str:
+def _checked_name(name: str, where: str = "") -> str:
     # In a locale without its letters a name arrives as bytes in disguise, which would count as unprintable.
     letters = os.fsencode(name).decode("utf-8", "replace")
     if not name.strip() or not letters.isprintable() or len(letters) > _NAME_CHARACTERS:
         raise UserError(
-            f"Not a name for a job: {name[:60]!r}.",
+            f"Not a name for a job{where}: {name[:60]!r}.",
             hint=f"Take 1 to {_NAME_CHARACTERS} printable characters.",
         )
     return name

@@ -16,13 +16,14 @@ JOB_NOT_FOUND = "Job not found!"
 
 _LOOK_SECONDS = 3.0
 # Longer than a job takes to start where there is room, short enough that nobody believes the command hangs.
+_BAD_ENDS_TOLD = 10
 
 
 def wait_for(session: Session, ids: Sequence[tuple[int, int]], *, prints_codes: bool) -> int:
     """Returns the highest exit code of the jobs, 1 at least if one does not exist.
 
     With `prints_codes` a single job's return code is printed alone (nothing if it was canceled), those of several as
-    ``ID CODE`` in the order they end.
+    ``ID CODE`` in the order they end. What did not succeed is told on stderr.
     """
     screen = session.screen
     total = sum(last - first + 1 for first, last in ids)
@@ -45,13 +46,66 @@ def wait_for(session: Session, ids: Sequence[tuple[int, int]], *, prints_codes: 
             failed += code != 0
             worst = max(worst, code)
             _print_end(session, message, prints_codes=prints_codes, is_alone=is_one(ids))
+            if code != 0 and not is_quiet and failed <= _BAD_ENDS_TOLD:
+                tell_bad_end(session, message)
             if total > 1 and not is_quiet:
                 screen.status(f"{done} of {total} jobs ended{f', {failed} not well' if failed else ''}")
     except KeyboardInterrupt:
         tell_how_to_go_on(session, format_id_ranges(ids))
         return EXIT_CANCELED
     screen.clear_status()
+    if failed > _BAD_ENDS_TOLD and not is_quiet:
+        screen.remark(f"{failed - _BAD_ENDS_TOLD} more did not end well: `kueue list-jobs --failed --canceled`.")
     return worst
+
+
+def tell_bad_end(session: Session, message: dict[str, Any]) -> None:
+    """Says on stderr how a job ended that did not succeed, from a `JobEnded`, and where more is to be seen."""
+    outcome, job = message.get("outcome"), message["id"]
+    if outcome is None:
+        return  # it was cleaned away, which is told already
+    sentence = f"Job {job} {bad_end(outcome)}."
+    is_own = outcome["type"] in {"exited", "signaled", "timed_out"}
+    more = f"`kueue log {job}` and `kueue log --stderr {job}` show" if is_own else f"`kueue show-job {job}` shows"
+    what = "its output" if is_own else "all about it"
+    session.screen.remark(f"{sentence} {more} {what}.")
+    hint = hint_at_not_started(outcome)
+    if hint:
+        session.screen.remark(f"Hint: {hint}")
+
+
+def bad_end(outcome: dict[str, Any]) -> str:
+    """How a job ended, as the rest of a sentence that begins with the job; no full stop."""
+    kind, reason = outcome["type"], harmless(outcome.get("reason") or "").removesuffix(".")
+    if kind == "exited":
+        return f"exited with code {outcome['code']}"
+    if kind == "signaled":
+        return f"was ended by signal {outcome['signal']}{_signal_name(outcome['signal'])}"
+    if kind == "not_started":
+        return f"could not start: {reason}"
+    if kind == "timed_out":
+        return f"was stopped after its time limit of {outcome['after_seconds']:g} s"
+    words = {"canceled": "was canceled", "lost": "was lost"}.get(kind, kind)
+    return f"{words}: {reason}" if reason else words
+
+
+def hint_at_not_started(outcome: dict[str, Any]) -> str:
+    """What is to be typed instead when a whole command line was given as one word; empty if that was not so."""
+    program = harmless(outcome.get("reason") or "").rpartition(": ")[0]
+    if outcome.get("cause") != "not_found" or " " not in program.strip():
+        return ""
+    from shlex import quote  # noqa: PLC0415 - only a bad end pays for it
+
+    return f"'{program}' was taken as one word; use a shell: sh -c {quote(program)}"
+
+
+def _signal_name(number: int) -> str:
+    import signal  # noqa: PLC0415 - 2 ms that only a bad end pays for
+
+    try:
+        return f" ({signal.Signals(number).name})"
+    except ValueError:
+        return ""
 
 
 def tell_missing(session: Session, asked: Sequence[tuple[int, int]], missing: Sequence[tuple[int, int]]) -> None:
@@ -68,6 +122,11 @@ def tell_why_it_waits(session: Session, job: dict[str, Any], *, is_alone: bool) 
         reason, more = harmless(job.get("note") or "no reason is known"), f"`kueue explain {job['id']}` says more."
     subject = f"Job {job['id']} waits" if is_alone else f"No job has started yet; job {job['id']} waits"
     session.screen.remark(f"{subject}: {reason}. {more}")
+    from kueue.cli.job_text import against_other_work  # noqa: PLC0415 - a job that starts need not pay for it
+
+    advice = against_other_work(job.get("note") or "")
+    if advice and job["state"] != "held":
+        session.screen.remark(f"Hint: {' '.join(advice)}")
 
 
 def tell_how_to_go_on(session: Session, ids: str) -> None:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import msgspec
 
 from kueue.core import facts as f
-from kueue.core import reconcile, removal, silence, submission
+from kueue.core import holding, reconcile, removal, silence, submission
 from kueue.core.placement import Pick, Room, Round
-from kueue.core.queue import OPERATOR, Queue, Turn, expand, fold, job_ended, too_many
+from kueue.core.queue import Queue, Turn, expand, fold, job_ended
 from kueue.core.settings import Settings
 from kueue.core.state import Answer, State, Sums, payload_of
 from kueue.core.waiting import smallest
@@ -148,6 +148,7 @@ class Engine:
         silence.look(self.queue, now)
         submission.go_on(self.queue, now)
         removal.go_on(self.queue, now)
+        holding.go_on(self.queue, now)
         for worker in self.queue.workers.values():
             if worker.declined or worker.declined_jobs:
                 before = len(worker.declined) + len(worker.declined_jobs)
@@ -162,7 +163,7 @@ class Engine:
     def next_deadline(self, now: Now) -> float | None:
         """Steady time at which `tick` has something to do; None: nothing is due."""
         queue = self.queue
-        if queue.unsettled or queue.arrivals or any(one.todo for one in queue.removals):
+        if queue.unsettled or queue.arrivals or queue.holdings or any(one.todo for one in queue.removals):
             return now.steady
         return silence.next_deadline(queue, now)
 
@@ -323,7 +324,7 @@ class Engine:
             case m.RemoveJobs():
                 removal.remove(queue, session, message, past, now)
             case m.HoldJobs() | m.ReleaseJobs():
-                self._hold(session, message, past, now)
+                holding.ask(queue, session, message, past, now)
             case m.SetNode():
                 self._set_node(session, message, now)
             case m.WatchJobs():
@@ -353,34 +354,6 @@ class Engine:
         if message.last:
             del self._parts[key]
             submission.submit(self.queue, session, message, parts.ranges, parts.jobs, now)
-
-    def _hold(self, session: int, message: m.HoldJobs | m.ReleaseJobs, past: Past, now: Now) -> None:
-        queue = self.queue
-        if too_many(queue, session, message.seq, message.ids):
-            return
-        hold = isinstance(message, m.HoldJobs)
-        ids, never = expand(message.ids, self.state.sums.next_job)
-        results: list[m.Result] = []
-        for job_id in ids:
-            job = self.state.jobs.get(job_id)
-            if job is None:
-                text = (
-                    f"Job ID={job_id} has already finished!" if job_id in past else f"Job with ID={job_id} not found!"
-                )
-                results.append(m.Result(id=job_id, ok=False, text=text))
-            elif hold and job.state is JobState.PENDING:
-                queue.decide(f.JobHeld(job=job_id, principal=OPERATOR, wall=now.wall))
-                results.append(m.Result(id=job_id, ok=True, text=f"Held job ID={job_id}!"))
-            elif not hold and job.state is JobState.HELD:
-                queue.decide(f.JobReleased(job=job_id, principal=OPERATOR, wall=now.wall))
-                results.append(m.Result(id=job_id, ok=True, text=f"Released job ID={job_id}!"))
-            elif job.state is JobState.HELD or (job.state is JobState.PENDING and not hold):
-                text = f"Job ID={job_id} is {'already' if hold else 'not'} held!"
-                results.append(m.Result(id=job_id, ok=True, text=text))
-            else:
-                results.append(m.Result(id=job_id, ok=False, text=f"Job ID={job_id} has already started!"))
-        results.extend(m.Result(id=first, ok=False, text=f"Job with ID={first} not found!") for first, _ in never)
-        queue.answer(session, message.request_id, m.Results(seq=message.seq, results=tuple(results)), now)
 
     def _set_node(self, session: int, message: m.SetNode, now: Now) -> None:
         queue = self.queue

@@ -24,6 +24,8 @@ from kueue.core.state import GLOBAL_SLOTS, Job, State, counters_of
 from kueue.core.waiting import Group, Shape, smallest, turn_of
 from kueue.model import Allocation, MachineTotals, Request, Share
 
+_MEASURED = frozenset({"job slots", "cpus", "MB of memory"})
+
 
 class Obstacle(NamedTuple):
     """Why a request does not start on a worker now. `kind` is for programs, `sentence()` for people."""
@@ -34,6 +36,9 @@ class Obstacle(NamedTuple):
     there: int = 0
     is_wish: bool = False
     """What was asked for is a wish."""
+    others: int = 0
+    """How much of `total`, what the machine gives, is in use by what is not kueue's."""
+    total: int = 0
 
     def sentence(self) -> str:
         match self.kind:
@@ -43,9 +48,17 @@ class Obstacle(NamedTuple):
                 return f"has {self.there} {self.what}, {self.asked} asked for"
             case "busy":
                 wanted = f"{self.asked} {self.what} {'wished' if self.is_wish else 'asked'} for"
-                return f"is busy with other work: {self.there} of the {wanted} would be free"
+                # The command knows these words and says what can be done (`kueue.cli.job_text.OTHER_WORK`).
+                others = f"is busy with other work, which takes {self.others} of {self.total} {self.what}"
+                return f"{others}: {self.there} of the {wanted} would be free"
             case "taken":
                 return f"has {self.there} {self.what} free, {self.asked} asked for"
+
+    def remedy(self) -> str:
+        """How a machine is given what none has, in brackets after a blank; empty if that cannot be helped by words."""
+        if self.kind != "machine" or self.there or self.what in _MEASURED:
+            return ""
+        return f' (a machine gives what its [worker_settings] name: resources = "{self.what}={self.asked}")'
 
 
 class CounterShort(NamedTuple):
@@ -118,21 +131,20 @@ def obstacle(request: Request, room: Room) -> Obstacle | None:
         return lasting
     cores, ram_mb = taken(request, room)
     if request.cores_are_wish and 2 * cores < min(request.cores, room.totals.cores):
-        return Obstacle("busy", "cpus", min(request.cores, room.totals.cores), cores, is_wish=True)
+        return _busy_cores(request, room, cores)
     if request.ram_is_wish and 2 * ram_mb < min(request.ram_mb, room.totals.ram_mb):
         asked = min(request.ram_mb, room.totals.ram_mb)
-        return Obstacle("busy", "MB of memory", asked, ram_mb, is_wish=True)
+        return _busy_memory(request, room, asked, ram_mb)
     if request.slots > room.slots:
         return Obstacle("taken", "job slots", request.slots, room.slots)
     if cores > room.cores:
         if cores > room.wish_cores:
             # Without this word a person looks in vain for the jobs that took the machine.
-            asked = min(request.cores, room.totals.cores)
-            return Obstacle("busy", "cpus", asked, room.wish_cores, is_wish=request.cores_are_wish)
+            return _busy_cores(request, room, room.wish_cores)
         return Obstacle("taken", "cpus", cores, room.cores)
     if ram_mb > room.ram_mb:
         if ram_mb > room.wish_ram_mb:
-            return Obstacle("busy", "MB of memory", ram_mb, room.wish_ram_mb)
+            return _busy_memory(request, room, ram_mb, room.wish_ram_mb)
         return Obstacle("taken", "MB of memory", ram_mb, room.ram_mb)
     for name, amount in request.named:
         free = len(room.named.get(name, ()))
@@ -141,6 +153,19 @@ def obstacle(request: Request, room: Room) -> Obstacle | None:
     if room.deferred and request in room.deferred:
         return Obstacle("deferred", f"put it off until its next report: {room.deferred[request]}")
     return None
+
+
+def _busy_cores(request: Request, room: Room, there: int) -> Obstacle:
+    total = room.totals.cores
+    asked = min(request.cores, total)
+    wish = request.cores_are_wish
+    return Obstacle("busy", "cpus", asked, there, is_wish=wish, others=total - room.wish_cores, total=total)
+
+
+def _busy_memory(request: Request, room: Room, asked: int, there: int) -> Obstacle:
+    total, wish = room.totals.ram_mb, request.ram_is_wish
+    others = total - room.wish_ram_mb
+    return Obstacle("busy", "MB of memory", asked, there, is_wish=wish, others=others, total=total)
 
 
 def too_small(request: Request, totals: MachineTotals) -> Obstacle | None:

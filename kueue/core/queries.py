@@ -7,6 +7,7 @@ Rules
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import datetime
@@ -228,7 +229,7 @@ def reasons(queue: Queue, job: Job, now: Now) -> list[str]:
     lasting = [too_small(request, node.record.totals) for node in nodes]
     if all(lasting):
         best = max((o for o in lasting if o is not None), key=lambda o: o.there)
-        return [f"no worker has {best.asked} {best.what}; the largest has {best.there}", *sentences]
+        return [f"no worker has {best.asked} {best.what}; the largest has {best.there}{best.remedy()}", *sentences]
     directory = job.template.directory
     able = [node for node, small in zip(nodes, lasting, strict=True) if small is None]
     declines = [queue.worker(node.record.id).declined.get(directory) for node in able]
@@ -263,7 +264,12 @@ def explain(engine: Engine, job: Job, now: Now) -> tuple[str, list[tuple[str, bo
     """(verdict, workers, counters): one (name, would fit, sentence) per worker and per counter the job touches."""
     queue = engine.queue
     request = job.template.request
-    workers = [_on(queue, job, node, now) for node in sorted(queue.state.nodes)]
+    called = Counter(node.record.name for node in queue.state.nodes.values())
+    workers: list[tuple[str, bool, str]] = []
+    for node in sorted(queue.state.nodes):
+        name, fits, sentence = _on(queue, job, node, now)
+        # The name stays what other commands take; of several that have it the id tells which.
+        workers.append((name, fits, f"(id {node}) {sentence}" if called[name] > 1 else sentence))
     totals = queue.counter_totals()
     own = held_by(job)
     counters: list[tuple[str, bool, str]] = []

@@ -74,6 +74,20 @@ class Removal:
 
 
 @dataclass
+class Holding:
+    """A `HoldJobs` or `ReleaseJobs` that names more jobs than one turn can take."""
+
+    session: int
+    message: m.HoldJobs | m.ReleaseJobs
+    todo: deque[int]
+    unknown: frozenset[int]
+    """Those of `todo` that were neither live nor in the record when the question came."""
+    never: list[int]
+    """First of each range of ids that were never given."""
+    results: list[m.Result] = field(default_factory=list)
+
+
+@dataclass
 class Queue:
     """See the module. `Engine` is the only one who calls in; its parts are functions that take a `Queue`."""
 
@@ -89,6 +103,8 @@ class Queue:
     watched: dict[int, set[int]] = field(default_factory=dict)
     """Session → the jobs that it watches."""
     removals: list[Removal] = field(default_factory=list)
+    holdings: list[Holding] = field(default_factory=list)
+    """Those that are being worked on, the oldest first."""
     arrivals: list[Arrival] = field(default_factory=list)
     """Long submissions that are being worked on, the oldest first."""
     offered_at: dict[int, float] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, pairwise
 
 from msgspec.structs import replace
@@ -33,6 +34,7 @@ class Arrival:
         self.wall = now.wall
         self._unchecked = iter(self.ranges)
         self._newcomers: Newcomers | None = None
+        self._hint = ""
 
     def step(self, queue: Queue, now: Now) -> bool:
         """Do the next portion. Returns whether it was the last: the question is answered then."""
@@ -55,8 +57,10 @@ class Arrival:
         """(why it is not taken, whether all was looked at)."""
         seen = 0
         for entry in self._unchecked:
-            sentence = _malformed(entry) or _impossible(queue, entry.request)
+            malformed = _malformed(entry)
+            sentence = malformed or _impossible(queue, entry.request)
             if sentence:
+                self._hint = "" if malformed else _remedy(queue, entry.request)
                 return sentence, False
             seen += max(1, len(entry.argvs))
             if seen > PORTION:
@@ -68,7 +72,7 @@ class Arrival:
         requests = list(dict.fromkeys(entry.request for entry in self.ranges))
         remarks = tuple(remark for request in requests for remark in remarks_on(queue, request))
         if remarks and message.refuse_impossible:
-            self._refuse(queue, remarks[0])
+            self._refuse(queue, next(found[0] for found in map(partial(_hopeless, queue), requests) if found))
             return
         first = queue.state.sums.next_job
         queue.state.newcomers = newcomers
@@ -77,7 +81,9 @@ class Arrival:
         queue.answer(self.session, message.request_id, m.Submitted(seq=message.seq, ids=ids, remarks=remarks), now)
 
     def _refuse(self, queue: Queue, sentence: str) -> None:
-        queue.say(self.session, m.Failed(seq=self.message.seq, error=f"Job rejected by server: {sentence}"))
+        queue.say(
+            self.session, m.Failed(seq=self.message.seq, error=f"Job rejected by server: {sentence}", hint=self._hint)
+        )
 
 
 def submit(queue: Queue, session: int, message: m.Submit, ranges: Sequence[JobRange], jobs: int, now: Now) -> None:
@@ -189,14 +195,32 @@ def _impossible(queue: Queue, request: Request) -> str:
     return ""
 
 
+def _remedy(queue: Queue, request: Request) -> str:
+    """What to do about a counter that the server does not have; empty if that is not the matter."""
+    missing = [name for name, _ in request.counters if name not in queue.settings.counters]
+    if not missing:
+        return ""
+    there = ", ".join(sorted(queue.settings.counters))
+    return (
+        f"Licences stand in [global_resources] of the server's settings, for example {missing[0]} = 3"
+        f" (read again by `kill -HUP`). {f'Configured: {there}.' if there else 'None is configured.'}"
+    )
+
+
 def remarks_on(queue: Queue, request: Request) -> tuple[str, ...]:
     """What to tell the submitter now: that no worker known could ever run it. Empty if one could."""
+    found = _hopeless(queue, request)
+    return () if found is None else (f"{found[0]}; the job waits for {found[1]}",)
+
+
+def _hopeless(queue: Queue, request: Request) -> tuple[str, str] | None:
+    """(why no worker known could ever run it, what it would wait for); None if one could."""
     nodes = [node for node in queue.state.nodes.values() if queue.worker(node.record.id).session is not None]
     if not nodes:
-        return ("no worker is connected; the job waits for one",)
+        return "no worker is connected", "one"
     obstacles = [too_small(request, node.record.totals) for node in nodes]
     if any(obstacle is None for obstacle in obstacles):
-        return ()
+        return None
     best = max((o for o in obstacles if o is not None), key=lambda o: o.there)
-    asked = f"it asks for {best.asked} {best.what}, the largest worker has {best.there}"
-    return (f"no connected worker can ever run this: {asked}; the job waits for a larger one",)
+    asked = f"it asks for {best.asked} {best.what}, the largest worker has {best.there}{best.remedy()}"
+    return f"no connected worker can ever run this: {asked}", "a larger one" if best.there else "one that has it"

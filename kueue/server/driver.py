@@ -404,7 +404,7 @@ class Driver:
             # Nothing more is heard from these already; they begin anew as well.
             self._end(number)
         for session in self.sessions.values():
-            # Watches, half submissions and unanswered removals live in the lost engine only. The client asks again.
+            # Watches, half submissions and what else is half done live in the lost engine only. The client asks again.
             if not session.is_worker and (session.is_watching or session.unanswered):
                 session.end()
         await self._ledger.rebuild()

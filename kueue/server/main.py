@@ -30,6 +30,8 @@ _log = log.logger("server")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; exits with 0 after an orderly stop, else with the code of what went wrong."""
     options = _parser().parse_args(arguments)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # the name of a backup need not be text
     try:
         sys.exit(_run(options))
     except KueueError as error:

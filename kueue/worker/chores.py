@@ -16,6 +16,8 @@ from kueue.worker.spool import Spool
 
 TRIM_SECONDS = 1.0
 CLEAN_SECONDS = 600.0
+UNTOLD_SECONDS = 1.0
+"""Between two looks whether a server has told the age at which output is dropped."""
 HELD_SECONDS = 1.0
 """Between two looks at trees that the worker itself stopped: the kernel continues orphaned process groups."""
 
@@ -30,6 +32,8 @@ class Chores:
         self._agent = agent
         self._spool = spool
         self._guard = Trees(spool.root)
+        self._guarding = trio.Lock()
+        """A pass that stops must not end after the one that lets go: what it stopped would never go on."""
         self._held: set[int] = set()
         self._holding = trio.Event()
         self._busy = trio.Event()
@@ -51,7 +55,9 @@ class Chores:
 
     async def let_go(self, offers: tuple[int, ...]) -> None:
         """Continue what `hold` stopped."""
-        await trio.to_thread.run_sync(self._guard.let_go, offers)
+        async with self._guarding:
+            still = [offer for offer in offers if offer not in self._held]
+            await trio.to_thread.run_sync(self._guard.let_go, still)
 
     def tell_remark(self) -> None:
         """Say, once, what is wrong with the spool."""
@@ -76,7 +82,7 @@ class Chores:
                 dropped = await trio.to_thread.run_sync(self._spool.clean, age, set(self._agent.attempts))
                 if dropped:
                     _log.info("dropped the kept output of %d attempts by age", dropped)
-            await trio.sleep(CLEAN_SECONDS if age is not None else HELD_SECONDS)
+            await trio.sleep(CLEAN_SECONDS if age is not None else UNTOLD_SECONDS)
 
     async def _hold(self) -> None:
         while True:
@@ -84,6 +90,7 @@ class Chores:
             if not self._held:
                 self._holding = trio.Event()
                 continue
-            await trio.to_thread.run_sync(self._guard.stop, set(self._held))
+            async with self._guarding:
+                await trio.to_thread.run_sync(self._guard.stop, set(self._held))
             self._held &= {one.offer for one in self._agent.attempts.values() if not one.is_over}
             await trio.sleep(HELD_SECONDS)

@@ -49,13 +49,11 @@ def base_environment(environ: Mapping[str, str], account: Account) -> dict[str, 
     return base
 
 
-def job_environment(base: Mapping[str, str], offer: Offer, share: Share, worker: str) -> dict[str, str]:
-    """The whole environment of the job; strings may hold surrogate escapes. ``PWD`` is left to the runner."""
-    return {**base, **additions(offer, share, worker)}
-
-
 def additions(offer: Offer, share: Share, worker: str) -> dict[str, str]:
-    """What comes on top of the base: what the submitter sent, and what kueue tells the job."""
+    """What comes on top of the base: what the submitter sent, and what kueue tells the job.
+
+    Strings may hold surrogate escapes. ``PWD`` is left to the runner.
+    """
     env = {from_os_text(key): from_os_text(value) for key, value in offer.place.env}
     env["KUEUE_JOB_ID"] = str(offer.job)
     env["KUEUE_ATTEMPT"] = str(offer.attempt)

@@ -103,7 +103,7 @@ class RunnerProgram:
         content = runner_archive()
         version = f"{__version__}+{hashlib.sha256(content).hexdigest()[:10]}"
         path = self._state / f"runner-{version}.pyz"
-        if not path.exists():
+        if not _holds(path, content):
             fresh = path.with_suffix(f".{os.getpid()}.new")
             try:
                 fresh.write_bytes(content)
@@ -118,6 +118,14 @@ class RunnerProgram:
     def _python(self) -> list[str]:
         # Not the link in a virtual environment: without it the runner does not look there for anything.
         return [os.path.realpath(sys.executable), "-I", "-S", "-B", str(self._path)]
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    """A power loss may leave the name and half of the file: then no job would ever start."""
+    try:
+        return path.read_bytes() == content
+    except OSError:
+        return False
 
 
 def runner_archive() -> bytes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -106,8 +107,7 @@ class HostCare:
             address = self.addresses.get(host)
             if address is None:
                 return None  # taken out of the settings at this moment
-            with self.reach(address, ticket) as hand:
-                self._open[host] = hand
+            with self.reach(address, ticket) as hand, self._kept(host, hand):
                 sight = hand.look()
                 ticket.check()
                 word = self.server.word(sight.worker_name)
@@ -121,9 +121,22 @@ class HostCare:
                 return None
             return self._decided(host, _bare(host, error.trouble), ServerWord(is_reached=False)).look_again_seconds
 
+    @contextlib.contextmanager
+    def _kept(self, host: str, hand: Hand) -> Iterator[None]:
+        """`hung` finds the hand for as long as it is at work."""
+        with self._lock:
+            self._open[host] = hand
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._open.get(host) is hand:
+                    del self._open[host]
+
     def hung(self, host: str) -> None:
         """The look at `host` did not come back within its limit."""
-        hand = self._open.pop(host, None)
+        with self._lock:
+            hand = self._open.pop(host, None)
         if hand is not None:
             # The thread that hangs there may come free; closing may take a while itself.
             threading.Thread(target=hand.close, name=f"close {host}", daemon=True).start()

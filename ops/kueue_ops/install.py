@@ -52,9 +52,13 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _check_home() -> None:
+    try:
+        home = Path.home()
+    except RuntimeError:  # neither HOME nor an account of this number
+        raise KueueError("There is no home directory to install into.", hint="Log in anew, or set HOME.") from None
     # What is written below it would lie in the current folder.
-    if not Path.home().is_absolute():
-        raise KueueError(f"HOME is '{Path.home()}', which is no absolute path.", hint="Log in anew, or set HOME.")
+    if not home.is_absolute():
+        raise KueueError(f"HOME is '{home}', which is no absolute path.", hint="Log in anew, or set HOME.")
 
 
 def _complain(sentence: str, hint: str, code: int) -> int:

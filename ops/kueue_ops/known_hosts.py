@@ -6,9 +6,9 @@ Why not paramiko's reader: it knows neither patterns, nor ``@revoked``, and a da
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
+import os
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -76,8 +76,13 @@ def remember(file: Path, entry: str, key_type: str, blob: bytes) -> bool:
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file.touch(mode=0o600)
-        with file.open("a", encoding="utf-8") as out:
-            out.write(f"{entry} {key_type} {base64.b64encode(blob).decode()}\n")
+        line = f"{entry} {key_type} {base64.b64encode(blob).decode()}\n"
+        with file.open("ab+") as out:
+            if out.seek(0, os.SEEK_END):
+                out.seek(-1, os.SEEK_END)
+                if out.read(1) != b"\n":  # editors leave it out; else two keys would be lost in one line
+                    line = f"\n{line}"
+            out.write(line.encode())
     except OSError:
         return False  # the caller tells that it was not remembered
     return True
@@ -106,7 +111,7 @@ def _matching(lines: list[tuple[list[str], str]], name: str) -> Known:
             continue
         try:
             blob = base64.b64decode(words[2], validate=True)
-        except binascii.Error:
+        except ValueError:  # also what base64 says of letters that are none of ASCII
             continue  # ssh(1) skips a damaged line as well; the host is then not known by it
         if marker == "@cert-authority":
             known.has_authority = True
@@ -124,7 +129,7 @@ def _names(field: str, name: str) -> bool:
         try:
             made = hmac.new(base64.b64decode(salt), name.encode(), hashlib.sha1).digest()
             return hmac.compare_digest(made, base64.b64decode(digest))
-        except binascii.Error:
+        except ValueError:  # as above
             return False
     hit = False
     for pattern in field.lower().split(","):

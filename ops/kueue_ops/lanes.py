@@ -122,7 +122,10 @@ class Lanes:
         self._begin_more()
 
     def submit(self, key: str, work: Callable[[Ticket], T], done: Callable[[Result[T]], None]) -> None:
-        """`done` is called once, from another thread, with the result; it must be quick and not raise."""
+        """`done` is called once, from another thread, with the result; it must be quick and not raise.
+
+        After `close` nothing happens at all.
+        """
 
         def begin() -> None:
             ticket = Ticket(key, self.limit_seconds, self)

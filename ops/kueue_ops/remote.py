@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -26,9 +26,6 @@ from kueue_ops.sight import SESSION, UNIT, HostSight
 from kueue_ops.ssh import Bound, HostConnection, Limits
 from kueue_ops.ssh_settings import SshConfig
 from kueue_ops.trouble import HostTrouble, trouble
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 __all__ = ["HostTrouble", "Remote", "RemoteOptions", "StartReport"]
 
@@ -106,9 +103,7 @@ class Remote:
         )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -292,7 +292,7 @@ folder=${to%/*}
 fresh=$folder/.config.toml.$$
 asked push '
   { [ -d "$folder" ] || mkdir -p -m 700 "$folder"; } || exit 1
-  trap "rm -f \"$fresh\"" EXIT
+  trap "rm -f \"\$fresh\"" EXIT
   cat <&6 > "$fresh" || exit 1
   # A start-up file that reads has eaten some of it.
   [ "$(wc -c < "$fresh")" -eq "$size" ] || { say damaged yes; exit 1; }

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +19,7 @@ from kueue.cli.text import harmless
 from kueue.errors import EXIT_REFUSED, KueueError
 from kueue_ops import progress, restart_settings, restart_status
 from kueue_ops.host_care import HostCare, Reach
+from kueue_ops.restart_console import leave
 from kueue_ops.restart_settings import Laboratory
 from kueue_ops.restart_status import HostStatus, RoundsStatus
 from kueue_ops.rounds import TICK_SECONDS, Rounds
@@ -162,9 +161,8 @@ class Loop:
             rows.append(
                 msgspec.structs.replace(self._care.status(host), next_wall=None if left is None else now + left)
             )
-        status = RoundsStatus(os.getpid(), self._lab.config.path, now, self._rounds.interval_seconds, tuple(rows))
         try:
-            restart_status.write(self._lab.status, status)
+            restart_status.write(self._lab.status, RoundsStatus(tuple(rows)))
         except (OSError, KueueError) as error:
             _log.debug("the status could not be written: %s", error)
         notify.status(f"{sum(row.has_worker for row in rows)} of {len(rows)} hosts have a worker")
@@ -228,9 +226,8 @@ def _keep(lab: Laboratory, rows: Sequence[HostStatus]) -> None:
     """For `--status`: the new rows, and what is known of the hosts that were not chosen."""
     before = restart_status.read(lab.status)
     others = [row for row in before.hosts if row.host not in lab.hosts] if before else []
-    status = RoundsStatus(os.getpid(), lab.config.path, clock.wall(), lab.interval_seconds, (*rows, *others))
     try:
-        restart_status.write(lab.status, status)
+        restart_status.write(lab.status, RoundsStatus((*rows, *others)))
     except OSError as error:
         _log.debug("the status could not be written: %s", error)
 
@@ -243,14 +240,6 @@ def lock(lab: Laboratory) -> places.Lock:
         pid = places.holder(lab.lock)
         hint = f"It looks at all hosts now if you type: kill -HUP {pid}" if pid else ""
         raise KueueError(f"{error}", hint=hint) from error
-
-
-def leave(code: int) -> None:
-    """End the process now, whatever its threads do."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    os._exit(code)
 
 
 def _view(lab: Laboratory) -> ServerView:

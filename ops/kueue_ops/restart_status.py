@@ -71,10 +71,6 @@ class HostStatus(msgspec.Struct, frozen=True):
 class RoundsStatus(msgspec.Struct, frozen=True):
     """The whole file."""
 
-    pid: int
-    config: str
-    written_wall: float
-    recheck_seconds: float
     hosts: tuple[HostStatus, ...]
 
 

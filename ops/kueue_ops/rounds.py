@@ -105,7 +105,8 @@ class Rounds:
             if host in self._due:
                 self.look_again(host, 0)
                 continue
-            self._note_due(host, 0.0)
+            with self._lock:
+                self._due[host] = clock.boottime()
             self._scheduler.add_job(
                 self._call,
                 _Every(partial(self._pace, host)),
@@ -174,15 +175,14 @@ class Rounds:
 
     def _note_due(self, host: str, seconds: float) -> None:
         with self._lock:
-            self._due[host] = clock.boottime() + seconds
+            # One that was taken out meanwhile would be overdue for ever.
+            if host in self._due:
+                self._due[host] = clock.boottime() + seconds
 
     def _pace(self, host: str) -> float:
         seconds = self.interval_seconds
         seconds += random.uniform(0, min(_JITTER_SHARE * seconds, _JITTER_MAX_SECONDS))  # noqa: S311  no secret
-        with self._lock:
-            known = host in self._due
-        if known:
-            self._note_due(host, seconds)
+        self._note_due(host, seconds)
         return seconds
 
     def _began(self, host: str) -> None:

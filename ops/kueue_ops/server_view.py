@@ -40,7 +40,7 @@ class ServerView:
         self._tell = tell
         self._answer_seconds = answer_seconds
         self._lock = threading.Condition()
-        self._asking_since: float | None = None
+        self._is_asking = False
         self._answered_at = float("-inf")
         self._asked_at = float("-inf")
         self._waited_in_vain_at = float("-inf")
@@ -66,9 +66,9 @@ class ServerView:
                 # The age counts from the question: what happened on a host before the answer may not stand in it.
                 if self._asked_at >= begun - FRESH_SECONDS and self._answered_at >= self._asked_at:
                     return self._workers
-                if self._asking_since is None:
-                    self._asking_since = now
+                if not self._is_asking:
                     threading.Thread(target=self._ask, name="server view", daemon=True).start()
+                    self._is_asking = True  # not if there is no thread to be had; the answer waits for our lock
                 left = begun + self._answer_seconds - now
                 if left <= 0 or now - self._waited_in_vain_at < AWAY_SECONDS:
                     break
@@ -94,7 +94,7 @@ class ServerView:
         with self._lock:
             self._workers = workers
             self._asked_at, self._answered_at = begun, time.monotonic()
-            self._asking_since = None
+            self._is_asking = False
             self._lock.notify_all()
             if workers is not None:
                 self._waited_in_vain_at = float("-inf")

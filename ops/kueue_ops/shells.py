@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from kueue.cli.programs import PROGRAMS
+
 
 class Shell(msgspec.Struct, frozen=True):
     """One shell."""
@@ -64,7 +66,6 @@ SHELLS = {
         Shell("elvish", "kueue.elv", "config/elvish/lib/kueue.elv", ".config/elvish/rc.elv", "use kueue"),
     )
 }
-OTHER_PROGRAMS = ("kueue_server", "kueue_worker", "kueue_restart_workers", "kueue_install")
 ALIASES = {"csh": "tcsh", "pwsh": "powershell"}
 
 
@@ -81,7 +82,7 @@ def target(shell: Shell, home: Path, environ: Mapping[str, str]) -> Path:
 
 def other_targets(shell: Shell, file: Path) -> list[Path]:
     """The files of the other programs beside that of ``kueue``."""
-    return [file.with_name(f"{name}{file.suffix}") for name in OTHER_PROGRAMS] if shell.others else []
+    return [file.with_name(f"{name}{file.suffix}") for name in PROGRAMS] if shell.others else []
 
 
 def to_add(shell: Shell, file: Path, startup: str) -> str:

@@ -12,26 +12,30 @@ UNIT = "kueue-worker.service"
 """The worker's unit of ``systemd --user``, where one is installed."""
 
 
+Kind = Literal[
+    "unknown_host",
+    "refused",
+    "no_route",
+    "timeout",
+    "no_greeting",
+    "unknown_key",
+    "changed_key",
+    "authentication",
+    "ssh",
+    "hung",
+    "command",
+    "not_found",
+    "disk",
+    "screen",
+    "died",
+]
+"""Of `Trouble`."""
+
+
 class Trouble(msgspec.Struct, frozen=True):
     """Why a host could not be looked at or helped: one sentence for its line, and what to type."""
 
-    kind: Literal[
-        "unknown_host",
-        "refused",
-        "no_route",
-        "timeout",
-        "no_greeting",
-        "unknown_key",
-        "changed_key",
-        "authentication",
-        "ssh",
-        "hung",
-        "command",
-        "not_found",
-        "disk",
-        "screen",
-        "died",
-    ]
+    kind: Kind
     sentence: str
     hint: str = ""
 
@@ -84,7 +88,6 @@ class HostSight(msgspec.Struct, frozen=True):
     """Last line of the worker's log when none runs."""
     noted: tuple[str, ...] = ()
     """Remarks worth a line: no screen, linger off where logind ends processes, dead sessions wiped."""
-
     state_dir: str = ""
     """Of the worker, on the host; empty: not known."""
     log_file: str = ""

@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import fabric
 import paramiko
@@ -30,9 +30,6 @@ from kueue_ops.ssh_dial import Proxy, dial, has_greeting, is_there
 from kueue_ops.ssh_login import KeyLogin
 from kueue_ops.ssh_settings import SshConfig, Target
 from kueue_ops.trouble import HostTrouble, trouble
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 KEEPALIVE_SECONDS = 5
 ANSWER_LIMIT = 2**20
@@ -103,9 +100,7 @@ class HostConnection:
     def __enter__(self) -> HostConnection:  # noqa: PYI034  Self is not in Python 3.10
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -311,7 +306,8 @@ class _HostKey(paramiko.MissingHostKeyPolicy):
                 "if not, somebody else may answer in its place.",
             )
         if target.accepts_new_key:
-            kept = bool(target.known_hosts) and remember(target.known_hosts[0], target.entry, kind, blob)
+            place = target.keys_kept_in
+            kept = place is not None and remember(place, target.entry, kind, blob)
             self._remarks.append(
                 f"{target.name}: new host key {kind} {fingerprint(blob)} accepted, as ssh_config says, and "
                 f"{'remembered' if kept else 'not remembered'}."

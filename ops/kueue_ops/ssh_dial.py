@@ -30,8 +30,9 @@ def dial(target: Target, limit_seconds: float) -> socket.socket:
     last: OSError | None = None
     for number, (family, kind, protocol, _, address) in enumerate(addresses):
         remaining = max(0.05, deadline - time.monotonic()) / (len(addresses) - number)
-        channel = socket.socket(family, kind, protocol)
+        channel: socket.socket | None = None
         try:
+            channel = socket.socket(family, kind, protocol)  # fails for IPv6 where the kernel has none
             channel.settimeout(remaining)
             channel.connect(address)
             channel.settimeout(None)
@@ -39,7 +40,8 @@ def dial(target: Target, limit_seconds: float) -> socket.socket:
             channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * DEAD_PEER_SECONDS)
         except OSError as error:
-            channel.close()
+            if channel is not None:
+                channel.close()
             # A refusal tells more than the silence of another address.
             last = last if isinstance(last, ConnectionRefusedError) else error
         else:

@@ -117,12 +117,18 @@ class KeyLogin(AuthStrategy):
             if served is not None:
                 yield served
                 continue
-            try:
-                yield from _from_file(path)
-            except paramiko.PasswordRequiredException:
-                self._locked.append(path)
-            except (paramiko.SSHException, OSError, ValueError, TypeError, IndexError) as error:
-                self._broken.append(f"{path} cannot be used ({getattr(error, 'strerror', None) or error})")
+            # As with ssh(1) a certificate of no use says nothing against its key.
+            for load, what in ((_certified, _certificate_of(path)), (_load, path)):
+                try:
+                    key = load(path)
+                except paramiko.PasswordRequiredException:  # noqa: PERF203  with and without the certificate
+                    self._locked.append(path)
+                    break
+                except (paramiko.SSHException, OSError, ValueError, TypeError, IndexError) as error:
+                    self._broken.append(f"{what} cannot be used ({getattr(error, 'strerror', None) or error})")
+                else:
+                    if key is not None:
+                        yield key
         if not self._target.only_these_keys:
             yield from held.values()
 
@@ -191,14 +197,18 @@ def public_half(path: Path) -> bytes:
         return b""
 
 
-def _from_file(path: Path) -> Iterator[paramiko.PKey]:
-    """The key of the file, with its certificate first if one lies beside it."""
-    certificate = path.with_name(f"{path.name}-cert.pub")
-    if certificate.exists():
-        certified = _load(path)
-        certified.load_certificate(str(certificate))
-        yield certified
-    yield _load(path)
+def _certificate_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-cert.pub")
+
+
+def _certified(path: Path) -> paramiko.PKey | None:
+    """The key of the file with its certificate; None if none lies beside it."""
+    certificate = _certificate_of(path)
+    if not certificate.exists():
+        return None
+    key = _load(path)
+    key.load_certificate(str(certificate))
+    return key
 
 
 def _load(path: Path) -> paramiko.PKey:

@@ -58,7 +58,8 @@ class Target(NamedTuple):
     known_as: str
     """Name in the known_hosts files when ``HostKeyAlias`` gives one; else empty."""
     known_hosts: tuple[Path, ...]
-    """Files; the first is the one to remember keys in."""
+    keys_kept_in: Path | None
+    """Where a new host key is remembered: the first of the user's own files; None: nowhere."""
     accepts_new_key: bool
     jump: tuple[HostAddress, ...]
     """Hosts to go through, the first one first."""
@@ -129,6 +130,13 @@ class SshConfig:
         named = options.get("identityfile")
         listed = [file for file in (named if isinstance(named, list) else []) if file.lower() != "none"]
         keys = [key_file] if key_file else (listed or list(DEFAULT_KEYS))
+        users_files, global_files = (
+            [Path(_expanded(file, host, address.host, user)).expanduser() for file in _files(word(*option))]
+            for option in (
+                ("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2"),
+                ("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"),
+            )
+        )
         jump = word("proxyjump")
         return Target(
             name=address.host,
@@ -139,13 +147,8 @@ class SshConfig:
             only_these_keys=word("identitiesonly").lower() == "yes",
             agent=_agent(word("identityagent")),
             known_as=word("hostkeyalias"),
-            known_hosts=tuple(
-                Path(_expanded(file, host, address.host, user)).expanduser()
-                for file in [
-                    *_files(word("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2")),
-                    *_files(word("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2")),
-                ]
-            ),
+            known_hosts=(*users_files, *global_files),
+            keys_kept_in=users_files[0] if users_files else None,
             accepts_new_key=word("stricthostkeychecking").lower() in {"no", "off", "accept-new"},
             jump=() if jump.lower() in {"", "none"} else tuple(_hop(hop) for hop in jump.split(",")),
             # ssh_config(5): of the two the one that stands first counts; both in one file is a rarity.

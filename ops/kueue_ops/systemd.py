@@ -17,7 +17,6 @@ import msgspec
 
 from kueue.errors import KueueError
 
-DEFAULT_CONFIG = "%h/.config/kueue/config.toml"
 BACK_OFF_SINCE = 254
 """Version of systemd from which pauses between restarts can grow (systemd.service(5), ``RestartSteps=``)."""
 BACK_OFF = {"RestartSteps": "6", "RestartMaxDelaySec": "2min"}

@@ -2,29 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from kueue.errors import KueueError
-from kueue_ops.sight import Trouble
-
-Kind = Literal[
-    "unknown_host",
-    "refused",
-    "no_route",
-    "timeout",
-    "no_greeting",
-    "unknown_key",
-    "changed_key",
-    "authentication",
-    "ssh",
-    "hung",
-    "command",
-    "not_found",
-    "disk",
-    "screen",
-    "died",
-]
-"""The kinds of `Trouble.kind`."""
+from kueue_ops.sight import Kind, Trouble
 
 
 class HostTrouble(KueueError):

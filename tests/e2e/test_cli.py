@@ -148,12 +148,13 @@ def test_up_says_what_runs_already(lab):
 def test_a_job_gives_its_id_its_code_and_its_output(lab):
     job = lab.submit("sh", "-c", "echo out; echo err >&2; exit 3")
     assert job.isdigit()
-    assert lab.run("wait-job", job) == (3, "", "")
+    assert lab.run("wait-job", "-q", job) == (3, "", "")
+    assert lab.run("wait-job", job)[2].startswith(f"Job {job} exited with code 3. ")
     shown = lab.ok("show-job", job)
     assert "=== stdout ===\nout\n" in shown
     assert "=== stderr ===\nerr\n" in shown
     assert "job status: failed\n" in shown
-    assert lab.run("cmd", "--wait", "sh", "-c", "exit 3") == (3, "3\n", "")
+    assert lab.run("cmd", "--wait", "-q", "sh", "-c", "exit 3") == (3, "3\n", "")
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -122,6 +124,8 @@ def test_on_a_busy_machine_the_job_waits_and_says_why(lab):
     assert lines[0] == "0"
     name = socket.gethostname().partition(".")[0]
     assert any(line.startswith(f"   - {name}") for line in lines)
+    assert "busy with other work, which takes " in lines[1]
+    assert "dynamic_check_free_resources = false" in done.stdout
     assert "pending since" in done.stdout
 
 
@@ -152,6 +156,50 @@ def test_down_leaves_jobs_running_and_up_finds_them_again(lab):
     gate.open()
     assert lab.end_of(job)["attempt"] == 1
     assert path.exists()
+    assert lab.kueue("down").returncode == 0
+
+
+def test_up_proves_that_server_and_worker_answer_with_the_secret_of_the_file(lab):
+    names = {"worker_settings": {**lab.settings["worker_settings"], "worker_name": "w1"}}
+    path = lab.config(**names)
+    assert lab.kueue("up").returncode == 0
+    lab.config(**names, common_settings={"shared_secret": "the secret of a file that was made anew"})
+    done = lab.kueue("up")
+    assert done.returncode == 1
+    assert "Ready" not in done.stdout
+    assert f"was started with another secret than the one in {path}." in done.stderr
+    assert "kueue down" in done.stderr
+    refused = lab.kueue("list-jobs")
+    assert refused.returncode == 1
+    assert "Authentication failed!" in refused.stderr
+    assert "The server that runs here (pid " in refused.stderr
+    assert lab.kueue("down").returncode == 0
+    assert lab.kueue("up").returncode == 0
+    assert lab.kueue("cmd", "--wait", *SMALL, "true").stdout == "0\n"
+    assert lab.kueue("down").returncode == 0
+
+
+def test_up_after_a_crash_of_the_server_waits_until_the_worker_is_connected(lab):
+    lab.config(worker_settings={**lab.settings["worker_settings"], "worker_name": "w1"})
+    first = lab.kueue("up")
+    assert first.returncode == 0, first.stderr
+    os.kill(int(first.stdout.partition("(pid ")[2].partition(",")[0]), signal.SIGKILL)
+    lab.until(lambda: not lab.answers(), "the server is gone")
+    again = lab.kueue("up")
+    assert again.returncode == 0, again.stderr
+    assert "Started the server" in again.stdout
+    assert "The worker runs already" in again.stdout
+    listed = lab.kueue("list-workers", "--json").stdout
+    assert [(one["name"], one["state"]) for one in json.loads(listed)["workers"]] == [("w1", "online")]
+    assert lab.kueue("down").returncode == 0
+
+
+def test_up_tells_of_a_setting_that_nobody_knows(lab):
+    worker = {**lab.settings["worker_settings"], "worker_name": "w1", "worker_max_paralel_jobs": 3}
+    lab.config(worker_settings=worker)
+    done = lab.kueue("up")
+    assert done.returncode == 0, done.stderr
+    assert "unknown key worker_settings.worker_max_paralel_jobs; did you mean worker_max_parallel_jobs?" in done.stderr
     assert lab.kueue("down").returncode == 0
 
 

@@ -117,6 +117,25 @@ def test_each_line_becomes_a_job(lab):
     assert [lab.output(job) for job in ids] == ["<a b>\n", "<$c>\n"]
 
 
+def test_each_lines_job_writes_a_file_of_its_own(lab, tmp_path):
+    words = ("cmd", *SMALL, "--each-line", "-", "--name", "of {}")
+    refused = lab.kueue(*words, "-o", "out.txt", "echo", "{}", stdin="a\nb c\n", cwd=tmp_path)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "lines 1 and 2 would both write out.txt" in refused.stderr
+    done = lab.kueue(*words, "-o", "out-{}.txt", "-e", "null", "echo", "{}", stdin="a\nb c\n", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    ids = [int(word) for word in done.stdout.split()]
+    assert [lab.end_of(job)["name"] for job in ids] == ["of a", "of b c"]
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"out-a.txt": "a\n", "out-b c.txt": "b c\n"}
+
+
+def test_a_job_for_which_no_machine_has_a_gpu_is_told_how_one_is_named(lab):
+    done = lab.kueue("cmd", "--refuse-impossible", *SMALL, "--gpus", "1", "true")
+    assert done.returncode == 1
+    assert 'resources = "gpu=1"' in done.stderr
+    assert "waits" not in done.stderr
+
+
 def test_a_held_job_waits_for_its_release(lab):
     job = lab.submit(*SMALL, "--hold", "true")
     assert lab.state(job) == "held"

@@ -41,6 +41,25 @@ def test_cmd_wait_prints_the_return_code_alone_and_exits_like_the_job(lab, comma
     assert (done.stdout, done.returncode) == (printed, code)
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("./nosuch.sh",), "could not start: ./nosuch.sh: No such file or directory."),
+        (("echo hi there",), "Hint: 'echo hi there' was taken as one word; use a shell: sh -c 'echo hi there'"),
+        (("sh", "-c", "kill -9 $$"), "was ended by signal 9 (SIGKILL)."),
+        (("sh", "-c", "exit 3"), "exited with code 3."),
+    ],
+)
+def test_a_waiter_is_told_on_stderr_why_it_did_not_end_well(lab, command, said):
+    done = lab.kueue("cmd", "--wait", *SMALL, *command)
+    assert said in done.stderr
+    quiet = lab.kueue("cmd", "--wait", "-q", *SMALL, *command)
+    assert (quiet.stdout, quiet.stderr) == (done.stdout, "")
+    followed = lab.kueue("follow", str(lab.rows()[-1]["id"]))
+    assert followed.returncode == done.returncode
+    assert (said in followed.stderr) is ("exited" not in said)
+
+
 def test_wait_job_exits_like_the_job_and_prints_nothing(lab):
     job = lab.submit(*SMALL, "sh", "-c", "exit 5")
     done = lab.kueue("wait-job", str(job))

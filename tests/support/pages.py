@@ -130,7 +130,7 @@ def settings_page():
     lines += [
         (
             "One file for all programs: `~/.config/kueue/config.toml`, or `$XDG_CONFIG_HOME/kueue/config.toml`, or what "
-            f"`{config.PATH_VARIABLE}` or `--config` names. The first start of any program makes it, readable by you alone, with a "
+            f"`{config.PATH_VARIABLE}` or `--config` names. The first `kueue` command, or `kueue_server` in a terminal, makes it, readable by you alone, with a "
             "random secret. It holds the secret, so other users must not be able to read it: `chmod 600`."
         ),
         "",

@@ -127,6 +127,11 @@ def test_a_file_in_the_place_of_a_directory_is_named(tmp_path):
         places.find("", {"KUEUE_STATE_DIR": str(tmp_path / "file/x")})
 
 
+def test_a_directory_that_the_kernel_lets_nobody_make_is_one_sentence():
+    with pytest.raises(ConfigError, match="KUEUE_STATE_DIR = /proc/none/below cannot be used"):
+        places.find("", {"KUEUE_STATE_DIR": "/proc/none/below"})
+
+
 @pytest.mark.parametrize(
     ("name", "file"),
     [("ralab04", "ralab04"), ("a/b", "a%2Fb"), ("..", "%2E."), (".x", "%2Ex"), ("ü", "%C3%BC"), ("a%2Fb", "a%252Fb")],

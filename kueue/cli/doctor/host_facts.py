@@ -20,11 +20,13 @@ import kueue
 from kueue.cli.doctor.file_facts import MOUNTINFO
 from kueue.cli.doctor.finding import Facts
 from kueue.cli.doctor.probes import Note, run
+from kueue.cli.program_places import PLACES
 from kueue.errors import UserError
 
 UNITS = ("kueue-server.service", "kueue-worker.service", "kueue-restart-workers.service")
 PROGRAMS = ("kueue", "kueue_server", "kueue_worker", "kueue_restart_workers")
 MARK = "=== kueue doctor ==="
+PLACED = "in its place: "
 SSHD_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/games"
 """What Debian's sshd gives to a command; others differ in what nobody installs kueue to."""
 _ASK_SECONDS = 2.5
@@ -52,14 +54,20 @@ def shell_facts(note: Note, shell: str = "") -> Facts:
     """The login shell (or `shell`) as ssh uses it for one command.
 
     `path`; `reached`: the command ran; `noise`: what the shell's own files print, in characters; `code`, `said` if it
-    was not reached; then `umask` ("022"), `search_path` and `programs` (name → path) as the command finds them.
+    was not reached; then `umask` ("022"), `search_path` and `programs` (name → path) as the command finds them, and
+    `placed_worker`: the program in one of the `PLACES` where it is looked for without a PATH; empty: in none.
     """
     account = _account()
     path = shell or account.pw_shell or "/bin/sh"
     facts: Facts = {"path": path, "reached": False, "noise": 0}
     note(f"running {path} as ssh does", **facts)
     # One word in all shells: csh and fish know neither functions nor $(...).
-    question = f'echo "{MARK}"; umask; echo "$PATH"; for p in {" ".join(PROGRAMS)}; do command -v $p; done; exit 0'
+    places = " ".join(f'"{place}"' for place in PLACES)
+    question = (
+        f'echo "{MARK}"; umask; echo "$PATH"; for p in {" ".join(PROGRAMS)}; do command -v $p; done; '
+        f'for d in {places}; do if [ -x "$d/kueue_worker" ]; then echo "{PLACED}$d/kueue_worker"; break; fi; done; '
+        "exit 0"
+    )
     environ = {
         "HOME": os.path.expanduser("~"),
         "USER": account.pw_name,
@@ -89,6 +97,7 @@ def shell_facts(note: Note, shell: str = "") -> Facts:
         "umask": umask,
         "search_path": search_path,
         "programs": programs,
+        "placed_worker": next((one.removeprefix(PLACED) for one in found if one.startswith(PLACED)), ""),
     }
 
 

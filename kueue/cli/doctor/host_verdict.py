@@ -29,6 +29,9 @@ def version_findings(facts: Facts, shell: Answer) -> Iterator[Finding]:
     missing = [name for name in ("kueue", "kueue_server", "kueue_worker") if name not in found]
     if not shell.facts.get("reached"):
         yield Finding("version", OK, f"{text}.", "", facts)
+    elif "kueue_worker" in missing and shell.facts.get("placed_worker"):
+        text = f"{text}; by ssh no PATH leads to it, and kueue_restart_workers starts {shell.facts['placed_worker']}."
+        yield Finding("version", OK, text, "", facts)
     elif missing:
         text = f"{text}; not on the PATH of a command sent by ssh: {', '.join(missing)}."
         there = facts["beside"].get("kueue_worker")

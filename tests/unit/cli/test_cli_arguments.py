@@ -117,3 +117,46 @@ def test_the_parser_of_one_verb_is_the_same_as_that_verb_in_the_parser_of_all():
     assert list(verbs) == list(arguments.VERBS)
     for verb in arguments.VERBS:
         assert arguments._parser_of(verb)[1].format_help() == verbs[verb].format_help()
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("jobs", "Did you mean list-jobs?"),
+        ("list-job", "Did you mean list-jobs?"),
+        ("squeue -u me", "Did you mean list-jobs?"),
+        ("kill 7", "Did you mean remove-job?"),
+        ("submit ./x.sh", "Did you mean cmd?"),
+        ("./my_script.py --fast", "To run it: kueue cmd ./my_script.py"),
+        ("python3 x.py", "To run a command: kueue cmd python3"),
+    ],
+)
+def test_a_word_that_is_no_verb_is_answered_with_what_may_be_meant(words, hint):
+    with pytest.raises(UsageError, match="there is no verb") as caught:
+        arguments.parse(words.split())
+    assert hint in caught.value.hint
+
+
+def test_all_that_other_queues_call_a_verb_leads_to_one_that_exists():
+    assert set(arguments._ALSO_CALLED) <= set(arguments.VERBS)
+    others = " ".join(arguments._ALSO_CALLED.values()).split()
+    assert len(set(others)) == len(others)
+    assert not set(others) & set(arguments.VERBS)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("cmd -r 8G true", "memory is given in MB, like 8192"),
+        ("cmd -r 1.5GiB true", "memory is given in MB, like 1536"),
+        ("cmd -r 500MB true", "memory is given in MB, like 500"),
+        ("cmd -r lots true", "memory is given in MB, like 8192"),
+        ("cmd --timeout soon true", "Write for example 45 (seconds), 90m, 1h30m or 2d."),
+        ("show-job night", "Names are no ids: `kueue list-jobs`"),
+        ("show-job 7-", "Write for example 3, 3-7 or 1,4-6."),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_answered_with_one_that_can(words, sentence):
+    with pytest.raises(UsageError) as caught:
+        arguments.parse(words.split())
+    assert sentence in str(caught.value)

@@ -180,6 +180,23 @@ def test_show_job_by_state(run, peers, name, detail):
     assert done.out == golden(f"show_job_{name}")
 
 
+def test_show_job_of_a_killed_job_says_where_and_how_long_it_ran(run, peers):
+    detail = _shown("canceled", started_wall=NOON - 30, ended_wall=NOON, run_seconds=30.2, worker="ralab04",
+        outcome=Canceled(), comment="Job killed!")  # fmt: skip
+    done = run(peers(answering({"ShowJobs": details(detail)})), "show-job", "7")
+    assert (
+        "job status: canceled\n   issued on: today 11:59:00\n   started on: today 11:59:30\n"
+        "   canceled on: today 12:00:00\n   executed on: ralab04\n   runtime: 0h:00m:30s\n   comment: Job killed!\n"
+    ) in done.out
+
+
+def test_show_job_shows_where_an_argument_ends(run, peers):
+    words = ("sh", "-c", "echo a  b", "", "it's", "new\nline", "plain")
+    detail = _shown("pending", payload=Payload(words))
+    done = run(peers(answering({"ShowJobs": details(detail)})), "show-job", "7")
+    assert """command: sh -c 'echo a  b' '' 'it'"'"'s' 'new\\nline' plain\n""" in done.out
+
+
 def test_show_job_of_a_running_job_shows_the_output_so_far(run, peers):
     def read(question):
         data = "aGFsZiBhIGxpbmU=" if question["stream"] == "stdout" else ""

@@ -214,7 +214,8 @@ def test_cmd_wait_prints_the_return_code_alone_and_returns_the_exit_code(run, pe
     signaled = {"type": "signaled", "signal": 9}
     peer = peers(answering({"Submit": submitted([5, 5]), "WatchJobs": [WATCHING, ended(5, EXITED_3, 3, 3)]}))
     done = run(peer, "cmd", "--wait", "x")
-    assert (done.code, done.out, done.err) == (3, "3\n", "")
+    assert (done.code, done.out) == (3, "3\n")
+    assert done.err == "Job 5 exited with code 3. `kueue log 5` and `kueue log --stderr 5` show its output.\n"
     peer = peers(answering({"Submit": submitted(), "WatchJobs": [WATCHING, ended(0, signaled, -44, 137)]}), "2.sock")
     done = run(peer, "cmd", "--wait", "x")
     assert (done.code, done.out) == (137, "-44\n")
@@ -266,6 +267,64 @@ def test_lines_that_cannot_be_jobs_are_refused_all_together(run, peers, tmp_path
     assert peer.talks == []
 
 
+def test_the_line_stands_in_the_name_and_the_paths_of_the_output_too(run, peers, tmp_path):
+    lines = tmp_path / "lines"
+    lines.write_bytes("a b\n\nin/ü.cfg\nnull".encode() + b"\n\xff\n")
+    peer = peers(answering({"Submit": submitted([3, 6])}))
+    words = ("-o", "out-{}.txt", "-e", "{}", "--name", "run {}", "sim", "{}")
+    done = run(peer, "cmd", "--each-line", str(lines), *words)
+    assert done.out == "3\n4\n5\n6\n"
+    payloads = [one["payload"] for question in asked(peer) for one in question["ranges"]]
+    assert payloads[0] == {"argv": ["sim", "a b"], "name": "run a b", "stdout": "out-a b.txt", "stderr": "a b"}
+    assert payloads[1]["stdout"] == "out-in/ü.cfg.txt"
+    assert (payloads[2]["argv"], payloads[2]["stderr"]) == (["sim", "null"], "null")
+    assert payloads[3]["stderr"] == {"b64": base64.b64encode(b"\xff").decode()}
+    assert all("argvs" not in one for question in asked(peer) for one in question["ranges"])
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "clash"),
+    [
+        ("a\n\nb\n", ("-o", "out.txt"), "lines 1 and 3 would both write out.txt"),
+        ("a\nb\n", ("-o", "null", "-e", "err"), "lines 1 and 2 would both write err"),
+        ("a\nb\na\n", ("-o", "out-{}"), "lines 1 and 3 would both write out-a"),
+        ("a\n./a\n", ("-o", "{}"), "lines 1 and 2 would both write ./a"),
+        ("a\nb\n", ("-o", "{}", "-e", "b"), "lines 1 and 2 would both write b"),
+    ],
+)
+def test_lines_whose_jobs_would_write_one_file_are_refused(run, peers, tmp_path, text, options, clash):
+    lines = tmp_path / "lines"
+    lines.write_text(text)
+    peer = peers(answering({}))
+    with pytest.raises(UserError, match=clash) as caught:
+        run(peer, "cmd", "--each-line", str(lines), *options, "x", "{}")
+    assert "-o 'out-{}.txt'" in caught.value.hint
+    assert peer.talks == []
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("a\nb\n", ("-o", "null", "-e", " NULL ")),
+        ("a\nb\n", ("-o", "/dev/null")),
+        ("a\n", ("-o", "out.txt", "-e", "out.txt")),
+        ("a\nb\n", ("-o", "{}", "-e", "{}")),
+    ],
+)
+def test_lines_whose_jobs_have_files_of_their_own_or_none_are_taken(run, peers, tmp_path, text, options):
+    lines = tmp_path / "lines"
+    lines.write_text(text)
+    peer = peers(answering({"Submit": submitted([0, 1])}))
+    assert run(peer, "cmd", "--each-line", str(lines), *options, "x", "{}").out == "0\n1\n"
+
+
+def test_a_name_that_a_line_makes_too_long_is_refused_with_its_line(run, peers, tmp_path):
+    lines = tmp_path / "lines"
+    lines.write_text("a\n" + "b" * 300)
+    with pytest.raises(UserError, match=r"line 2"):
+        run(peers(answering({})), "cmd", "--each-line", str(lines), "--name", "{}", "x", "{}")
+
+
 def test_a_file_of_lines_that_is_not_there_is_named(run, peers, tmp_path):
     with pytest.raises(UserError, match="nowhere cannot be read: No such file"):
         run(peers(answering({})), "cmd", "--each-line", str(tmp_path / "nowhere"), "x", "{}")
@@ -282,7 +341,7 @@ def test_waiting_for_many_prints_each_with_its_code_and_returns_the_worst(run, p
 
 def test_wait_job_prints_nothing_and_returns_the_jobs_code(run, peers):
     peer = peers(answering({"WatchJobs": [WATCHING, ended(5, EXITED_3, 3, 3)]}))
-    done = run(peer, "wait-job", "5")
+    done = run(peer, "wait-job", "--quiet", "5")
     assert (done.code, done.out, done.err) == (3, "", "")
 
 
@@ -295,7 +354,8 @@ def test_wait_job_of_an_unknown_job_fails_at_once(run, peers):
 def test_wait_job_waits_for_the_others_when_one_does_not_exist(run, peers):
     peer = peers(answering({"WatchJobs": [{"type": "Watching", "missing": [[6, 6]]}, ended(5, EXITED_3, 3, 3)]}))
     done = run(peer, "wait-job", "5-6")
-    assert (done.code, done.err) == (3, "Job not found! (ID=6)\n")
+    assert done.code == 3
+    assert done.err.startswith("Job not found! (ID=6)\nJob 5 exited with code 3. ")
 
 
 def test_wait_job_of_a_job_that_was_cleaned_away_says_that_its_end_is_not_known(run, peers):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from peer import answering
 
-from kueue.cli import waiting
+from kueue.cli import job_text, waiting
+from kueue.core.placement import Obstacle
 
 WATCHING = {"type": "Watching", "missing": []}
 BUSY = "worker w1 has 0 cpus free, 1 asked for"
@@ -49,7 +50,9 @@ def lab(rows, ends):
 def test_a_waiter_is_told_once_why_its_job_waits(run, peers):
     done = run(peers(lab([row(4, "pending", BUSY)], [ended(4, 3)])), "wait-job", "4")
     assert (done.code, done.out) == (3, "")
-    assert done.err == f"Job 4 waits: {BUSY}. `kueue explain 4` says more.\n"
+    waits, ended_so = done.err.splitlines()
+    assert waits == f"Job 4 waits: {BUSY}. `kueue explain 4` says more."
+    assert ended_so.startswith("Job 4 exited with code 3. ")
 
 
 def test_cmd_that_waits_is_told_as_well(run, peers):
@@ -99,3 +102,60 @@ def test_a_quiet_waiter_asks_and_says_nothing(run, peers):
 def test_an_escape_sequence_in_a_reason_does_not_reach_the_terminal(run, peers):
     done = run(peers(lab([row(4, "pending", "directory /\x1b[2J")], [ended(4)])), "wait-job", "4")
     assert "\x1b" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        ({"type": "exited", "code": 3}, "exited with code 3."),
+        ({"type": "signaled", "signal": 9}, "was ended by signal 9 (SIGKILL)."),
+        ({"type": "signaled", "signal": 99}, "was ended by signal 99."),
+        ({"type": "timed_out", "after_seconds": 10.0}, "was stopped after its time limit of 10 s."),
+        ({"type": "canceled"}, "was canceled."),
+        ({"type": "lost", "reason": "w1, w2"}, "was lost: w1, w2."),
+        (
+            {"type": "not_started", "reason": "./nosuch.sh: No such file or directory", "cause": "not_found"},
+            "could not start: ./nosuch.sh: No such file or directory.",
+        ),
+    ],
+)
+@pytest.mark.parametrize("verb", ["cmd", "wait-job"])
+def test_a_waiter_is_told_on_stderr_how_a_job_ended_that_did_not_succeed(run, peers, verb, outcome, said):
+    end = {"type": "JobEnded", "id": 7, "outcome": outcome, "return_code": -1, "exit_code": 9}
+    submitted = {"type": "Submitted", "ids": [[7, 7]]}
+    words = ("cmd", "--wait", "x") if verb == "cmd" else ("wait-job", "7")
+    done = run(peers(answering({"Submit": submitted, "WatchJobs": [WATCHING, end]})), *words)
+    assert done.err.startswith(f"Job 7 {said} `kueue ")
+    assert done.err.count("\n") == 1
+    assert done.out == ("-1\n" if verb == "cmd" and outcome["type"] != "canceled" else "")
+    quiet = run(peers(answering({"Submit": submitted, "WatchJobs": [WATCHING, end]}), "2.sock"),
+        words[0], "-q", *words[1:])  # fmt: skip
+    assert (quiet.out, quiet.err) == (done.out, "")
+
+
+def test_a_command_line_given_as_one_word_is_told_with_the_way_to_run_it(run, peers):
+    outcome = {"type": "not_started", "reason": "echo it's: command not found", "cause": "not_found"}
+    end = {"type": "JobEnded", "id": 7, "outcome": outcome, "return_code": -43, "exit_code": 127}
+    done = run(peers(answering({"WatchJobs": [WATCHING, end]})), "wait-job", "7")
+    hint = done.err.splitlines()[1]
+    assert hint == """Hint: 'echo it's' was taken as one word; use a shell: sh -c 'echo it'"'"'s'"""
+
+
+def test_of_very_many_bad_ends_only_the_first_are_told_one_by_one(run, peers):
+    done = run(peers(answering({"WatchJobs": [WATCHING, *(ended(job, 1) for job in range(25))]})), "wait-job", "0-24")
+    assert done.err.count("exited with code 1") == 10
+    assert done.err.splitlines()[-1] == "15 more did not end well: `kueue list-jobs --failed --canceled`."
+
+
+@pytest.mark.parametrize(("what", "advice"), [("cpus", "-c 0"), ("MB of memory", "-r N")])
+def test_who_waits_for_the_work_of_others_is_told_what_to_do(run, peers, what, advice):
+    sentence = Obstacle("busy", what, 1, 0, others=8, total=8).sentence()
+    assert job_text.OTHER_WORK in sentence
+    done = run(peers(lab([row(4, "pending", f"worker w1 {sentence}")], [ended(4)])), "wait-job", "4")
+    _, hint = done.err.splitlines()
+    assert advice in hint
+    assert "dynamic_check_free_resources = false" in hint
+    answer = {"type": "Explanation", "id": 4, "verdict": f"worker w1 {sentence}", "workers": [], "counters": []}
+    said = run(peers(answering({"ExplainJob": answer}), "2.sock"), "explain", "4").out
+    assert "what to do:\n" in said
+    assert advice in said

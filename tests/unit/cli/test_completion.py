@@ -282,7 +282,7 @@ def test_hosts_are_those_of_the_restart_manager(tab, server, tmp_path):
     server({})
     path = tmp_path / ".config/kueue/config.toml"
     path.write_text(
-        path.read_text() + '[restart_workers]\nssh_user = "ann"\nhostnames = "ralab01 ralab02 ralab01"\n'
+        path.read_text() + '[restart_workers]\nssh_user = "ann"\nhostnames = "ralab01, ralab02,ralab01"\n'
         "sleep_minutes_before_recheck = 5\n"
     )
     assert set(tab("kueue_restart_workers --once ")) == {"ralab01", "ralab02"}

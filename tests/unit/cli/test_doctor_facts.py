@@ -107,6 +107,20 @@ def test_every_shell_runs_the_question_and_its_noise_is_heard(tmp_path, monkeypa
         assert "noise" in facts["said"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", STARTUP)
+def test_every_shell_finds_the_program_in_its_place_without_a_path(tmp_path, monkeypatch, shell):
+    path = shutil.which(shell)
+    if path is None:
+        pytest.skip(f"{shell} is not installed")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert host_facts.shell_facts(lambda *_, **__: None, path)["placed_worker"] == ""
+    program = tmp_path / ".local/share/kueue/bin/kueue_worker"
+    program.parent.mkdir(parents=True)
+    program.touch(mode=0o755)
+    assert host_facts.shell_facts(lambda *_, **__: None, path)["placed_worker"] == str(program)
+
+
 def test_a_login_shell_that_refuses_is_not_reached():
     path = shutil.which("false")
     facts = host_facts.shell_facts(lambda *_, **__: None, path)

@@ -200,3 +200,20 @@ def test_a_worker_of_that_name_elsewhere_is_told():
     worker = the(lab_verdict.worker_findings(Answer(facts), Answer({**SERVER, "workers": [row]})))
     assert worker.state == "note"
     assert "none runs with this state directory" in worker.text
+
+
+@pytest.mark.parametrize(
+    ("programs", "placed", "state", "word"),
+    [
+        (("kueue", "kueue_server", "kueue_worker"), "", "ok", "by ssh: /bin/kueue_worker."),
+        ((), "/h/.local/share/kueue/bin/kueue_worker", "ok", "starts /h/.local/share/kueue/bin/kueue_worker."),
+        (("kueue_worker",), "/h/bin/kueue_worker", "note", "sent by ssh: kueue, kueue_server."),
+        ((), "", "note", "sent by ssh: kueue, kueue_server, kueue_worker."),
+    ],
+)
+def test_a_program_that_ssh_does_not_find_is_noted_unless_the_restart_tool_does(programs, placed, state, word):
+    shell = {"reached": True, "programs": {name: f"/bin/{name}" for name in programs}, "placed_worker": placed}
+    facts = {"version": __version__, "where": "/x/kueue", "beside": {"kueue_worker": "/x/bin/kueue_worker"}}
+    found = the(host_verdict.version_findings(facts, Answer(shell)))
+    assert found.state == state
+    assert word in found.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kueue.core import facts as f
-from kueue.core import removal, submission
+from kueue.core import holding, removal, submission
 from kueue.core.engine import Engine
 from kueue.core.queue import Turn
 from kueue.core.settings import Settings
@@ -48,7 +48,7 @@ def engine() -> Engine:
 def turns(engine: Engine) -> list[Turn]:
     """The turns that the engine asks for, until nothing is under way."""
     taken = []
-    while engine.queue.arrivals or any(one.todo for one in engine.queue.removals):
+    while engine.queue.arrivals or engine.queue.holdings or any(one.todo for one in engine.queue.removals):
         assert engine.next_deadline(NOW) == NOW.steady
         taken.append(engine.tick(NOW))
     return taken
@@ -198,3 +198,34 @@ def test_a_client_that_hangs_up_costs_the_jobs_that_it_watched_and_no_others(eng
     engine.session_closed(1, NOW)
     assert engine.queue.watched == {2: {3, 4}}
     assert engine.queue.watchers == {3: {(2, 1)}, 4: {(2, 1)}}
+
+
+def test_very_many_jobs_are_held_and_released_a_portion_a_turn_and_told_of_once(engine):
+    count = 2 * holding.PORTION + 5
+    engine.handle(9, submit(jobs(count)), NOW)
+    for kind, state in ((m.HoldJobs, JobState.HELD), (m.ReleaseJobs, JobState.PENDING)):
+        question = kind(seq=2, request_id=kind.__name__, ids=((0, count),))
+        taken = [engine.handle(9, question, NOW), *turns(engine)]
+        assert [len(turn.facts) for turn in taken] == [holding.PORTION, holding.PORTION, 5 + 1]
+        ((_, answer),) = [send for turn in taken for send in turn.sends]
+        assert [result.id for result in answer.results] == list(range(count + 1))
+        assert [result.ok for result in answer.results] == [True] * count + [False]
+        assert {job.state for job in engine.state.jobs.values()} == {state}
+
+
+def test_a_job_that_ends_before_its_turn_to_be_held_is_told_as_over(engine):
+    count = holding.PORTION + 1
+    engine.handle(9, submit(jobs(count)), NOW)
+    engine.handle(9, m.HoldJobs(seq=2, request_id="x", ids=((0, count - 1),)), NOW)
+    engine.handle(8, m.RemoveJobs(seq=3, request_id="y", ids=((count - 1, count - 1),)), NOW)
+    ((_, answer),) = [send for turn in turns(engine) for send in turn.sends]
+    assert answer.results[-1] == m.Result(id=count - 1, ok=False, text=f"Job ID={count - 1} has already finished!")
+
+
+def test_a_repetition_of_a_long_hold_under_way_takes_its_place(engine):
+    count = holding.PORTION + 1
+    engine.handle(9, submit(jobs(count)), NOW)
+    engine.handle(9, m.HoldJobs(seq=2, request_id="x", ids=((0, count - 1),)), NOW)
+    engine.handle(10, m.HoldJobs(seq=4, request_id="x", ids=((0, count - 1),)), NOW)
+    sends = [send for turn in turns(engine) for send in turn.sends]
+    assert [(session, answer.seq, len(answer.results)) for session, answer in sends] == [(10, 4, count)]

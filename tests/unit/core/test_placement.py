@@ -136,7 +136,9 @@ def test_a_wish_does_not_start_where_less_than_half_of_it_would_be_free():
     assert obstacle(wish, a_room(wish_cores=4, cores=4)) is None
     found = obstacle(wish, a_room(wish_cores=3, cores=3))
     assert found is not None
-    assert found.sentence() == "is busy with other work: 3 of the 8 cpus wished for would be free"
+    assert found.sentence() == (
+        "is busy with other work, which takes 5 of 8 cpus: 3 of the 8 cpus wished for would be free"
+    )
 
 
 def test_what_the_machine_can_never_give_is_said_before_what_is_taken():

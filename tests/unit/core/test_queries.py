@@ -87,3 +87,11 @@ def test_ids_are_chosen_by_word_alike_with_and_without_attempts(engine):
 
 def test_the_use_of_a_counter_is_told(engine):
     assert queries.resource_rows(engine) == [m.ResourceRow(name="genus", used=0, total=1)]
+
+
+def test_workers_of_one_name_are_explained_with_their_ids(engine):
+    totals = MachineTotals(slots=1, cores=1, ram_mb=1)
+    engine.handle(2, m.WorkerHello(identity="j", name="ralab04", machine_id="n", boot_id="c", totals=totals), NOW)
+    _, workers, _ = queries.explain(engine, engine.state.jobs[4], NOW)
+    assert [name for name, _, _ in workers] == ["ralab04", "ralab04"]
+    assert [sentence[:7] for _, _, sentence in workers] == ["(id 0) ", "(id 1) "]

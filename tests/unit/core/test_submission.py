@@ -53,6 +53,20 @@ def test_an_unknown_resource_is_refused_by_name():
     assert refusal(request, counters={"genus": 3}) == "Required resource not configured on server: foo"
 
 
+def test_the_refusal_of_an_unknown_resource_says_where_it_is_configured():
+    answer = submit(Request(counters=(("foo", 1),)), counters={"genus": 3, "a": 1})
+    assert isinstance(answer, m.Failed)
+    assert "[global_resources]" in answer.hint
+    assert "foo = 3" in answer.hint
+    assert "Configured: a, genus." in answer.hint
+    none = submit(Request(counters=(("foo", 1),)))
+    assert isinstance(none, m.Failed)
+    assert "None is configured." in none.hint
+    other = submit(Request(counters=(("genus", 9),)), counters={"genus": 3})
+    assert isinstance(other, m.Failed)
+    assert other.hint == ""
+
+
 def test_too_many_of_a_resource_are_refused_with_the_limit():
     request = Request(counters=(("genus", 4),))
     expected = "Required resource exceeds limits configured on the server: max. genus=3"

@@ -256,3 +256,9 @@ def until(holds, seconds=20.0):
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def test_a_look_that_hangs_before_it_is_connected_closes_no_connection_of_an_earlier_one():
+    farm = Farm(Machine("a"))
+    farm.care.check("a", Ticket("a", 30.0))
+    assert not farm.care._open

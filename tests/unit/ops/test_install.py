@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from kueue.cli.programs import PROGRAMS
 from kueue_ops import assets, record
-from kueue_ops.shells import OTHER_PROGRAMS, SHELLS
+from kueue_ops.shells import SHELLS
 from kueue_ops.user_services import BOOTED
 
 ROOT = Path(__file__).parents[3]
@@ -97,9 +98,9 @@ def test_each_shell_gets_its_file_where_it_looks_and_the_rest_is_said(home):
         [
             RECORD,
             BASH,
-            *(f".local/share/bash-completion/completions/{name}" for name in OTHER_PROGRAMS),
+            *(f".local/share/bash-completion/completions/{name}" for name in PROGRAMS),
             ".local/share/zsh/site-functions/_kueue",
-            *(f".config/fish/completions/{name}.fish" for name in ("kueue", *OTHER_PROGRAMS)),
+            *(f".config/fish/completions/{name}.fish" for name in ("kueue", *PROGRAMS)),
             ".local/share/kueue-completion/kueue.tcsh",
             ".local/share/kueue-completion/kueue.ps1",
             ".config/elvish/lib/kueue.elv",

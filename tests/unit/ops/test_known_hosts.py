@@ -45,6 +45,8 @@ def file(tmp_path):
         ("a ssh-ed25519 !!!!", "a", 22, False),
         ("|1|zz ssh-ed25519 {}", "a", 22, False),
         ("|1|!|! ssh-ed25519 {}", "a", 22, False),
+        ("|1|\xff|\xff ssh-ed25519 {}", "a", 22, False),
+        ("a ssh-ed25519 \xff", "a", 22, False),
         ("@cert-authority * ssh-ed25519 {}", "a", 22, False),
         ("@unheard-of a ssh-ed25519 {}", "a", 22, False),
     ],
@@ -95,3 +97,11 @@ def test_a_remembered_key_is_known_and_the_file_private(tmp_path):
 
 def test_a_fingerprint_is_as_ssh_shows_it():
     assert fingerprint(b"") == "SHA256:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU"
+
+
+def test_a_key_is_remembered_below_a_last_line_that_has_no_end(file):
+    file.write_text(f"a ssh-ed25519 {KEY}")
+    assert remember(file, "b", "ssh-ed25519", b"key two")
+    assert look_up([file], "a", 22).knows(b"key one")
+    assert look_up([file], "b", 22).knows(b"key two")
+    assert file.read_text().count("\n") == 2

@@ -7,7 +7,6 @@ import os
 
 import pytest
 
-from kueue import clock
 from kueue.cli.screen import Screen
 from kueue_ops import restart_status
 from kueue_ops.restart_policy import Decision, ServerWord
@@ -30,7 +29,7 @@ UP = HostStatus(
 
 
 def file_of(*hosts):
-    return RoundsStatus(17, "/x/config.toml", clock.wall(), 60.0, hosts)
+    return RoundsStatus(hosts)
 
 
 def test_what_was_written_is_read_again_and_is_private(tmp_path):

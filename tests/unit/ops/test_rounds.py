@@ -232,3 +232,12 @@ def test_after_a_short_suspend_a_host_keeps_what_is_left_of_its_time(looks, monk
     assert rounds.tick()
     assert 2900 < rounds.due_in("a") < 3200
     assert looks.count("a") == 1
+
+
+def test_a_host_that_is_taken_out_while_its_next_look_is_planned_is_not_missed_for_ever(looks):
+    rounds = looks.make(60.0)
+    rounds.start(["a"])
+    until(lambda: looks.count("a") == 1)
+    rounds.set_hosts([])
+    rounds._note_due("a", 5.0)  # a thread that was just planning it
+    assert rounds.due_in("a") is None

@@ -116,3 +116,12 @@ def test_a_server_that_swallows_everything_delays_one_host_and_not_each(told):
     while not asked.word("w1").is_reached and time.monotonic() < deadline:
         time.sleep(0.01)
     assert asked.word("w1").sees_it
+
+
+def test_a_question_for_which_there_was_no_thread_is_asked_the_next_time(told, monkeypatch):
+    asked = view(Peer([row("w1")]), told)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", lambda _: (_ for _ in ()).throw(RuntimeError("can't start new thread")))
+        with pytest.raises(RuntimeError):
+            asked.word("w1")
+    assert asked.word("w1").sees_it

@@ -28,7 +28,7 @@ def test_without_a_file_all_is_as_ssh_does_it(tmp_path, monkeypatch):
     found = SshConfig(tmp_path / "missing").target(parse_host("ralab01"))
     assert (found.name, found.host, found.port, found.user) == ("ralab01", "ralab01", 22, getpass.getuser())
     assert found.key_files == tuple(tmp_path / ".ssh" / name for name in ("id_ed25519", "id_ecdsa", "id_rsa"))
-    assert found.known_hosts[0] == tmp_path / ".ssh/known_hosts"
+    assert found.known_hosts[0] == found.keys_kept_in == tmp_path / ".ssh/known_hosts"
     assert (found.agent, found.jump, found.proxy_command) == ("", (), "")
     assert not found.accepts_new_key
 
@@ -150,3 +150,9 @@ def test_a_command_of_match_that_hangs_is_ended_and_told(target, monkeypatch):
     with pytest.raises(HostTrouble) as caught:
         target('Match exec "sleep 1000"\n  Port 7\n')
     assert "'Match exec sleep 1000' of the ssh configuration did not end within 0.2 s" in str(caught.value)
+
+
+def test_a_user_without_a_file_of_known_hosts_leaves_that_of_the_system_alone(target):
+    found = target("Host *\n UserKnownHostsFile none\n GlobalKnownHostsFile /etc/all\n StrictHostKeyChecking no\n")
+    assert found.known_hosts == (Path("/etc/all"),)
+    assert found.keys_kept_in is None

@@ -98,7 +98,7 @@ def test_what_starts_no_jobs_is_confined(part):
     for key in ("NoNewPrivileges", "LockPersonality", "RestrictRealtime"):
         assert found[key] == "yes"
     assert found["LimitCORE"] == "0"
-    assert found["ConditionPathExists"] == systemd.DEFAULT_CONFIG
+    assert found["ConditionPathExists"] == "%h/.config/kueue/config.toml"
 
 
 def test_a_unit_names_the_programs_of_the_installation():
