@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from kueue.runner.kin import TICKS
 from kueue.runner.policy import Finish, Terms
 from kueue.runner.spool import Record
 
-MIRRORED = ("pid", "start", "executed", "started_wall", "started_at", "note")
+MIRRORED = ("pid", "start", "executed", "started_wall", "started_at", "note", "exit")
 
 
 @dataclass
@@ -22,6 +23,7 @@ class Care:
     memo: str = ""
     cgroup: str = ""
     """Directory of its cgroup; empty: it has none."""
+    ordered_wall: float = 0.0
     pid: int | None = None
     start: int = 0
     """Start time of the main process, which tells it from a later one of that number; clock ticks after boot."""
@@ -42,8 +44,25 @@ class Care:
     def from_start(cls, offer: int, record: Record) -> Care:
         """From ``start.json``."""
         return cls(
-            offer, record["job"], record["queue_id"], record["tag"], record.get("memo", ""), record.get("cgroup", "")
+            offer,
+            record["job"],
+            record["queue_id"],
+            record["tag"],
+            record.get("memo", ""),
+            record.get("cgroup", ""),
+            record.get("ordered_wall") or 0.0,
         )
+
+    def began(self, at: float, wall: float) -> None:
+        """Fill in when its main process was made, if that is not known: the clocks of whoever takes over tell nothing,
+        but the process itself has its start time. `at` and `wall`: one moment of its life by both clocks, boottime
+        and wall. If its start time is not known either, the order's time has to do.
+        """
+        if self.started_at is None and self.start:
+            self.started_at = min(at, self.start / TICKS)
+            self.started_wall = wall - (at - self.started_at)
+        elif self.started_wall is None:
+            self.started_wall = self.ordered_wall or wall
 
     def mirror(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in MIRRORED}
@@ -79,13 +98,16 @@ class Care:
             notes.append(f"{finish.leftovers} of its processes outlived the main one and were stopped")
         if finish.paused_seconds >= 1:
             notes.append(f"paused for {finish.paused_seconds:.0f} s while the lease had lapsed")
+        ended_wall = ended.get("wall", wall)
         run_seconds = 0.0
         if started and self.started_at is not None:
             run_seconds = max(0.0, ended.get("at", now) - self.started_at)
+        elif started and self.started_wall is not None:
+            run_seconds = max(0.0, ended_wall - self.started_wall)
         return {
             "outcome": _outcome(finish),
             "started_wall": self.started_wall if started else None,
-            "ended_wall": ended.get("wall", wall),
+            "ended_wall": ended_wall,
             "run_seconds": round(run_seconds, 6),
             "cpu_seconds": ended.get("cpu_seconds", 0.0),
             "max_rss_mb": ended.get("max_rss_mb", 0),

@@ -39,6 +39,7 @@ from kueue.runner.policy import (
     Tell,
     Terminate,
 )
+from kueue.runner.program import NOT_EXECUTED
 from kueue.runner.reviver import Reviver
 from kueue.runner.rundir import Rundir
 from kueue.runner.server_watch import ServerWatch
@@ -263,6 +264,7 @@ class Keeper:
         if is_new and offer in self.policy.attempts:
             tag = tag_of(order["queue_id"], self.settings.identity, offer)
             care = Care(offer, order["job"], order["queue_id"], tag, order.get("memo", ""), line=line)
+            care.ordered_wall = time.time()
             care.cgroup = cgroup.fresh_directory(self.settings.cgroup, offer)
             record = {
                 "offer": offer,
@@ -272,7 +274,7 @@ class Keeper:
                 "cgroup": care.cgroup,
                 "runner": self.rundir.runner,
                 "memo": care.memo,
-                "ordered_wall": time.time(),
+                "ordered_wall": care.ordered_wall,
                 **vars(terms),
             }
             try:
@@ -476,6 +478,7 @@ class Keeper:
                         os.close(descriptor)
             os.closerange(max(keep) + 1, 65536)
             spawner = Spawner(Lines(sock), self.spool, self.log, self.rundir.path)
+            spawner.mirror = self._mirror({*self.cares, 0})  # the keeper may be killed before it sends one
             spawner.run()
             if not spawner.is_done:
                 self.log("the keeper is gone: taking over")
@@ -500,29 +503,28 @@ class Keeper:
         spawner = self.spawners.current
         if not self.changed or spawner is None or not spawner.lines.open:
             return
+        spawner.lines.put(line_of({"do": "mirror", **self._mirror(self.changed)}))
+        self.changed.clear()
+        spawner.lines.flush()
+
+    def _mirror(self, offers: set[int]) -> dict[str, Any]:
+        """What a successor has to know of these, as in `changed`."""
         rows: dict[str, Any] = {}
-        for offer in self.changed - {0}:
+        for offer in offers - {0}:
             care = self.cares.get(offer)
             rows[str(offer)] = care and {"policy": self.policy.row(offer), "care": care.mirror()}
         deadline = self.policy.deadline
-        spawner.lines.put(
-            line_of(
-                {
-                    "do": "mirror",
-                    "rows": rows,
-                    "deadline": deadline if deadline > 0 else 0.0,
-                    "lapsed": self.policy.lapsed,
-                    "pause_told": self.policy.pause_told,
-                    "server_lock": [
-                        self.server_watch.path.encode("utf-8", "surrogateescape").hex(),
-                        self.server_watch.seconds,
-                    ],
-                    **({"reviver": self.reviver.mirror()} if 0 in self.changed else {}),
-                }
-            )
-        )
-        self.changed.clear()
-        spawner.lines.flush()
+        return {
+            "rows": rows,
+            "deadline": deadline if deadline > 0 else 0.0,
+            "lapsed": self.policy.lapsed,
+            "pause_told": self.policy.pause_told,
+            "server_lock": [
+                self.server_watch.path.encode("utf-8", "surrogateescape").hex(),
+                self.server_watch.seconds,
+            ],
+            **({"reviver": self.reviver.mirror()} if 0 in offers else {}),
+        }
 
     def _hear_spawner(self, lines: list[bytes]) -> None:
         for line in lines:
@@ -536,7 +538,8 @@ class Keeper:
         self.changed.add(care.offer)
         match message["is"]:
             case "made":
-                self.forked(care, message["pid"], message["start"], message["at"], message["wall"])
+                care.started_at, care.started_wall = message["at"], message["wall"]
+                self.forked(care, message["pid"], message["start"])
                 if message["executed"]:
                     care.executed = True
                     self.do(self.policy.started(care.offer, message["at"]))
@@ -551,13 +554,12 @@ class Keeper:
             case other:
                 self.log(f"a spawner said {other!r}, which is not understood")
 
-    def forked(self, care: Care, pid: int, start: int, at: float, wall: float) -> None:
-        """Its main process is this one. `start` in clock ticks after boot, `at` boottime."""
+    def forked(self, care: Care, pid: int, start: int) -> None:
+        """Its main process is this one. `start` in clock ticks after boot."""
         care.pid = pid
         care.start = start
         self.scanner.know_main(care.tag, pid, start)
-        care.started_at = at
-        care.started_wall = wall
+        care.began(boottime(), time.time())
         care.line = b""
         self.spawners.answered(care.offer)
 
@@ -566,7 +568,8 @@ class Keeper:
         if care.start and record.get("held"):
             self.scanner.know_main(care.tag, record["pid"], care.start, record["at"])
         now = boottime()
-        failure = self.spool.read(care.offer, NOT_STARTED) if record["code"] is not None and not care.executed else None
+        # Whoever took over believes that it was executed, without having seen it.
+        failure = self.spool.read(care.offer, NOT_STARTED) if record["code"] == NOT_EXECUTED else None
         if failure is not None:
             self.do(self.policy.not_started(care.offer, failure["cause"], failure["reason"], now))
             return

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import selectors
-import time
 from typing import TYPE_CHECKING
 
+from kueue.runner import cgroup
 from kueue.runner.care import Care
 from kueue.runner.children import boottime, ended_child, ended_elsewhere, has_ended, take
 from kueue.runner.mains import read_mains
-from kueue.runner.spool import MAIN
+from kueue.runner.spool import MAIN, Record
 from kueue.runner.tree import is_same, status
 
 if TYPE_CHECKING:
@@ -54,22 +54,22 @@ class Orphans:
             if care is not None:
                 self._keeper.exited(care, ended.record)
 
-    def find(self, care: Care) -> None:
-        """Find the main process of an attempt whose spawner died, or how it ended."""
+    def find(self, care: Care, main: Record | None = None) -> None:
+        """Find the main process of an attempt whose spawner died, or how it ended. `main`: how, if that is known."""
         attempt = self._keeper.policy.attempts[care.offer]
-        main = self._keeper.spool.read(care.offer, MAIN)
+        main = main or self._keeper.spool.read(care.offer, MAIN)
         noted = read_mains(self._keeper.rundir.path).get(care.offer)
         if main is not None:
             care.pid = main["pid"]
             if noted is not None and noted[0] == care.pid:
                 care.start = noted[1]
-            care.started_at = care.started_at or main["at"]
+            care.began(main["at"], main["wall"])
             self._keeper.exited(care, main)
             return
         if care.pid is None:
-            found = noted if noted is not None and is_same(*noted) else self._oldest(care.tag)
+            found = noted if noted is not None and is_same(*noted) else self._oldest(care)
             if found is not None:
-                self._keeper.forked(care, *found, boottime(), time.time())
+                self._keeper.forked(care, *found)
             elif care.line and attempt.stop is None:
                 self._keeper.send_start(care.offer, self._keeper.policy.deadline)  # certain: its process was never made
                 return
@@ -90,10 +90,11 @@ class Orphans:
         else:
             self._watch(care)
 
-    def _oldest(self, tag: int) -> tuple[int, int] | None:
-        """Number and start time of the first that carried the tag, the main process; also if it is dead, not reaped."""
+    def _oldest(self, care: Care) -> tuple[int, int] | None:
+        """Number and start time of the first of its processes, the main one; also if it is dead and not reaped."""
         found = []
-        for pid in self._keeper.scanner.pass_over(tag.__eq__).get(tag, ()):
+        marked = self._keeper.scanner.pass_over(care.tag.__eq__).get(care.tag, ())
+        for pid in {*marked, *cgroup.members(care.cgroup)} - self._keeper.scanner.spared:
             now = status(pid)
             if now is not None:
                 found.append((now.start, pid))

@@ -480,7 +480,7 @@ class Policy:
             if attempt.killing:
                 return []
             return self._stop(attempt, attempt.stop or "leftovers", now, grace=0.0, kill=True)
-        if attempt.terms.on_lost != "rerun":
+        if attempt.terms.on_lost != "rerun" or attempt.paused:
             return []
         attempt.paused = True
         attempt.pause_proven = False

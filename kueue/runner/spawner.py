@@ -47,6 +47,8 @@ class Spawner:
         """Main process → offer."""
         self.pids: dict[int, int] = {}
         """Offer → main process, until it has ended."""
+        self.ends: dict[int, Message] = {}
+        """Offer → how its main process ended, with what it used, until the keeper shows that it knows."""
         self.mirror: dict[str, Any] = {}
         """What the keeper would have us know: `keeper.Keeper.adopt` reads it."""
         self._pipes: dict[int, tuple[int, Key, float]] = {}
@@ -119,6 +121,8 @@ class Spawner:
                     rows.pop(offer, None)
                 else:
                     rows[offer] = row
+                if row is None or row["policy"] is None or row["policy"]["main_ended"]:
+                    self.ends.pop(int(offer), None)
             self.mirror.update(message)
 
     def _say(self, what: str, offer: int, **more: Any) -> None:
@@ -197,6 +201,8 @@ class Spawner:
             record = {"cause": "other", "reason": f"{type(error).__name__}: {error}"}
         try:
             self.spool.write_not_started(offer, record)
+            # The spawner may have died, and then the exit code says more than this signal.
+            signal.signal(signal.SIGPIPE, signal.SIG_IGN)
             os.write(pipe, b"!")
         finally:
             os._exit(program.NOT_EXECUTED)
@@ -224,4 +230,5 @@ class Spawner:
             self.made.ended(ended.offer)
             for pipe in [pipe for pipe, (offer, *_) in self._pipes.items() if offer == ended.offer]:
                 self._read_pipe(pipe)
+            self.ends[ended.offer] = ended.record
             self._say("exited", ended.offer, **ended.record)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kueue.runner import cgroup
@@ -62,32 +63,34 @@ def _adopt(keeper: Keeper, offer: int, record: Record, row: dict[str, Any] | Non
             keeper.scanner.know_main(care.tag, care.pid, care.start)
     else:
         keeper.policy.deadline, deadline = float("inf"), keeper.policy.deadline
-        keeper.policy.start(offer, terms_of(record), boottime())
+        # Whether it had to wait for another one shows in what there is of it.
+        keeper.policy.start(offer, replace(terms_of(record), after=None), boottime())
         keeper.policy.deadline = deadline
+        keeper.policy.lapsed = False  # if there is no lease, it has still to be paused
     attempt = keeper.policy.attempts[offer]
     if care.cgroup and not attempt.paused and boottime() < keeper.policy.deadline:
         cgroup.thaw(care.cgroup)  # the keeper may have died between freezing it and telling us
     if attempt.phase == "over":  # decided, and the record did not make it: decide again
         keeper.policy.reopen(offer)
+    if attempt.phase == "queued" and (offer in spawner.pids or offer in spawner.ends):
+        attempt.phase = "starting"  # its order came to us, the news of it did not
     if attempt.phase == "queued":
         keeper.do(keeper.policy.start_refused(offer, "its keeper died before it was started", boottime()))
         return
     if attempt.main_ended:
-        care.exit = keeper.spool.read(offer, MAIN)
+        care.exit = care.exit or spawner.ends.get(offer) or keeper.spool.read(offer, MAIN)
         _know_main(keeper, care, (care.pid or 0, care.start))
         return
     if offer in spawner.pids:
         pid = spawner.pids[offer]
-        if care.started_at is None:
-            care.started_at, care.started_wall = boottime(), time.time()
         birth = status(pid)  # our child, and not reaped: it is there
-        keeper.forked(care, pid, birth.start if birth else 0, care.started_at, care.started_wall or time.time())
+        keeper.forked(care, pid, birth.start if birth else 0)
         keeper.orphans.children[pid] = offer
         if not care.executed:
             care.executed = True
             keeper.do(keeper.policy.started(offer, care.started_at or boottime()))
         return
-    keeper.orphans.find(care)
+    keeper.orphans.find(care, spawner.ends.get(offer))
 
 
 def _know_main(keeper: Keeper, care: Care, main: Sequence[int]) -> None:
@@ -111,17 +114,23 @@ def inherit(keeper: Keeper) -> None:
         name = str(record.get("runner"))
         if name not in made:
             made[name] = read_mains(Rundir(keeper.rundir.state, name).path)
-        main = made[name].get(offer) or record.get("main") or (0, 0)
-        # That directory goes when all are taken in, and we may die before this one is proven gone.
-        keeper.spool.claim(offer, {**record, "main": main}, own)
+        noted = made[name].get(offer)
+        main = noted or record.get("main") or (0, 0)
         care = Care.from_start(offer, record)
+        care.exit = keeper.spool.read(offer, MAIN)
+        care.started_wall = record.get("started_wall")
+        care.start = noted[1] if noted else 0  # that of an older record may count from another boot
+        if care.exit is not None:
+            care.began(care.exit["at"], care.exit["wall"])
+        else:
+            care.began(boottime(), time.time())
+        # That directory goes when all are taken in, and we may die before this one is proven gone.
+        keeper.spool.claim(offer, {**record, "main": main, "started_wall": care.started_wall}, own)
         keeper.take_in(care)
         if _is_over(keeper, care):
             continue
-        care.exit = keeper.spool.read(offer, MAIN)
-        _know_main(keeper, care, main)
         care.executed = True
-        care.started_wall = record.get("started_wall") or record.get("ordered_wall")
+        _know_main(keeper, care, main)
         known = (care.exit["code"], care.exit["signal"]) if care.exit else None
         keeper.do(keeper.policy.inherit(offer, terms_of(record), known, boottime()))
     for name, place in dead.items():

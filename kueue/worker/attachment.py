@@ -95,13 +95,14 @@ async def attach(path: Path, patience_seconds: float) -> Attachment:
     """Connect to the runner of that directory. Raises `OSError`, `trio.TooSlowError` and `Mute`."""
     # Through a descriptor of the directory: a Unix socket's path may have 107 bytes only (unix(7)).
     folder = os.open(path, os.O_PATH | os.O_DIRECTORY)
-    sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with trio.fail_after(patience_seconds):
-            await sock.connect(f"/proc/self/fd/{folder}/socket")
-    except BaseException:
-        sock.close()
-        raise
+        sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with trio.fail_after(patience_seconds):
+                await sock.connect(f"/proc/self/fd/{folder}/socket")
+        except BaseException:
+            sock.close()
+            raise
     finally:
         os.close(folder)
     _pid, uid, _gid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))

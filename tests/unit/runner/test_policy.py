@@ -435,3 +435,13 @@ def test_whatever_happens_nothing_runs_without_a_lease_and_every_end_comes_once(
         world.do(world.policy.stop(offer, True, 0.0, world.now))
         world.step("wait", offer, 20.0)
     assert not [attempt for attempt in world.policy.attempts.values() if attempt.lives]
+
+
+def test_a_successor_that_pauses_once_more_keeps_the_time_that_was_paused_before():
+    policy = running(leased(10.0), timeout_seconds=30.0)
+    assert Pause(1) in policy.tick(10.0)
+    policy.lapsed = False  # as `take_over` does when it knows less of one attempt than of the others
+    assert Pause(1) not in policy.tick(15.0)
+    policy.set_lease(100.0, 20.0)
+    assert policy.next_wake(20.0) == 41.0
+    assert policy.attempts[1].paused_seconds == 10.0

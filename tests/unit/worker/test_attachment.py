@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import socket
 from contextlib import asynccontextmanager
 
@@ -93,3 +95,18 @@ async def test_a_socket_of_somebody_else_is_not_spoken_to(tmp_path, monkeypatch)
         monkeypatch.setattr("kueue.worker.attachment.os.getuid", lambda: 12345)
         with pytest.raises(Mute, match="belongs to user"):
             await attach(tmp_path, 5.0)
+
+
+async def test_a_try_for_which_there_is_no_socket_leaves_no_descriptor(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            await attach(tmp_path, 5.0)
+        again = os.dup(0)
+        os.close(again)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert again == free

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kueue.model import Allocation, Payload, Place, Request, Share, Terms, to_os_text
 from kueue.protocol.messages import Offer
-from kueue.worker.environment import Account, base_environment, job_environment
+from kueue.worker.environment import Account, additions, base_environment
 
 ACCOUNT = Account("ada", "/home/ada", "/bin/zsh")
 SHARE = Share(node=1, slots=2, cores=3, ram_mb=4)
@@ -48,7 +48,7 @@ def test_the_account_fills_in_what_is_missing_and_changes_nothing():
 
 
 def test_what_the_submitter_sent_wins_and_kueue_says_what_the_job_got():
-    env = job_environment({"PATH": "/bin", "A": "1"}, offer(("A", "2"), ("KUEUE_CPUS", "99")), SHARE, "lab1")
+    env = {"PATH": "/bin", "A": "1"} | additions(offer(("A", "2"), ("KUEUE_CPUS", "99")), SHARE, "lab1")
     assert env == {
         "PATH": "/bin",
         "A": "2",
@@ -62,11 +62,11 @@ def test_what_the_submitter_sent_wins_and_kueue_says_what_the_job_got():
 
 
 def test_bytes_that_are_not_utf8_survive():
-    env = job_environment({}, offer((to_os_text("N\udcff"), to_os_text("\udcfe"))), SHARE, "w")
+    env = additions(offer((to_os_text("N\udcff"), to_os_text("\udcfe"))), SHARE, "w")
     assert env["N\udcff"] == "\udcfe"
 
 
 def test_gpus_are_numbered_for_the_job_only_when_it_has_some():
     share = Share(node=1, slots=1, cores=1, ram_mb=0, named=(("fpga", (0,)), ("gpu", (0, 3))))
-    assert job_environment({}, offer(), share, "w")["CUDA_VISIBLE_DEVICES"] == "0,3"
-    assert "CUDA_VISIBLE_DEVICES" not in job_environment({}, offer(), SHARE, "w")
+    assert additions(offer(), share, "w")["CUDA_VISIBLE_DEVICES"] == "0,3"
+    assert "CUDA_VISIBLE_DEVICES" not in additions(offer(), SHARE, "w")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kueue.model import Allocation, Payload, Place, Raw, Request, Share, Terms, from_os_text, to_os_text
 from kueue.protocol.messages import Offer
-from kueue.worker.environment import job_environment
+from kueue.worker.environment import additions
 from kueue.worker.known import Memo, read_memo
 from kueue.worker.start_order import StartOrders
 
@@ -31,7 +31,7 @@ def test_the_environment_is_that_of_the_job_also_after_other_jobs():
     make(orders, ("A", "of another job"), ("B", "of another job"))
     offer, order = make(orders, ("A", "2"), (to_os_text("Z\udcfe"), "z"))
     told = {from_os_text(name): from_os_text(value) for name, value in order.env}
-    assert told == job_environment(BASE, offer, SHARE, "lab1")
+    assert told == {**BASE, **additions(offer, SHARE, "lab1")}
     assert len(order.env) == len(told)
     assert dict(order.env)["ODD"] == Raw("/w==")
 

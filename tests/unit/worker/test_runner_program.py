@@ -1,0 +1,15 @@
+"""The runner's own file in the state directory."""
+
+import pytest
+
+from kueue.worker.runner_program import RunnerProgram, runner_archive
+
+
+@pytest.mark.parametrize("left", [b"", b"PK half"])
+def test_a_file_that_a_power_loss_has_cut_short_is_written_again(tmp_path, left):
+    RunnerProgram(tmp_path, "i", scopes=None, linger_seconds=1.0).prepare()
+    (path,) = tmp_path.glob("runner-*.pyz")
+    path.write_bytes(left)
+    RunnerProgram(tmp_path, "i", scopes=None, linger_seconds=1.0).prepare()
+    assert path.read_bytes() == runner_archive()
+    assert list(tmp_path.iterdir()) == [path]
