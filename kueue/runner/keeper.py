@@ -52,6 +52,8 @@ from kueue.runner.wire import PROTOCOL, Lines, line_of, os_bytes
 
 QUIET_SECONDS = 0.05  # without anything to do; then there is time to tidy up
 MANY_VACANT = 2000
+OURSELVES = -1
+"""Where the number of an offer may stand: the keeper's own affairs. Offers count from 0."""
 RETRY_SECONDS = 1.0  # a record that did not fit on a full disk, a process somebody else has to reap
 
 
@@ -82,11 +84,11 @@ class Keeper:
         self.reviver = Reviver(self.log)
         self.cares: dict[int, Care] = {}
         self.changed: set[int] = set()
-        """Offers whose mirror is old; 0 stands for what is not about one attempt."""
+        """Offers whose mirror is old; `OURSELVES` for what is not about one attempt."""
         self.looks: set[int] = set()
         self.again: set[int] = set()
         """Attempts to look after when `again_at` comes: a record to write, a process to be reaped by somebody else.
-        0 stands for what the directory says of us.
+        `OURSELVES`: what the directory says of us.
         """
         self.again_at: float | None = None
         self.unwritten: dict[int, Record] = {}
@@ -195,7 +197,7 @@ class Keeper:
     def _attach(self, order: dict[str, Any]) -> None:
         now = boottime()
         self.reviver.attached(order, now)
-        self.changed.add(0)
+        self.changed.add(OURSELVES)
         path = os_bytes(order.get("server_lock_path") or "").decode("utf-8", "surrogateescape")
         self.server_watch = ServerWatch(path, float(order.get("server_lock_seconds") or 0.0))
         self.server_watch.plan(self.policy, now)
@@ -228,7 +230,7 @@ class Keeper:
                 self._start_attempt(order, line, now)
             case "SetLease":
                 self.do(self.policy.set_lease(float(order["deadline_boottime"]), now))
-                self.changed.add(0)
+                self.changed.add(OURSELVES)
                 self.server_watch.plan(self.policy, now)
             case "StopOrder":
                 grace = float(order.get("grace_seconds", 10.0))
@@ -245,7 +247,7 @@ class Keeper:
                 self.desk.tell("Pong", number=order.get("number", 0))
             case "Detach":
                 self.reviver.detached()
-                self.changed.add(0)
+                self.changed.add(OURSELVES)
                 self.desk.drop()
             case kind:
                 self.log(f"an order of a newer release was skipped: {kind}")
@@ -420,14 +422,14 @@ class Keeper:
         prolonged = self.server_watch.look(self.policy, now)
         if prolonged is not None:
             self.do(self.policy.set_lease(prolonged, now))
-            self.changed.add(0)
+            self.changed.add(OURSELVES)
             self.server_watch.plan(self.policy, now)
         self.do(self.policy.tick(now))
         self.reviver.tick(now)
         if self.again_at is not None and now >= self.again_at:
             again, self.again, self.again_at = self.again, set(), None
             for offer in again:
-                if offer == 0:
+                if offer == OURSELVES:
                     self._write_info()
                 elif offer in self.unwritten:
                     self._write_end(self.cares[offer])
@@ -459,12 +461,12 @@ class Keeper:
     def _met_spawner(self) -> None:
         self.scanner.spared = {child.pid for child in self.spawners.all}
         self._write_info()
-        self.changed.update(self.cares, {0})
+        self.changed.update(self.cares, {OURSELVES})
 
     def _write_info(self) -> None:
         spawners = [child.pid for child in self.spawners.all]
         if not self.rundir.write_info(self.settings.version, PROTOCOL, os.getpid(), spawners):
-            self.once_more(0)
+            self.once_more(OURSELVES)
 
     def _be_spawner(self, sock: socket.socket) -> None:
         """The whole life of a spawner, in the child; never returns."""
@@ -510,7 +512,7 @@ class Keeper:
     def _mirror(self, offers: set[int]) -> dict[str, Any]:
         """What a successor has to know of these, as in `changed`."""
         rows: dict[str, Any] = {}
-        for offer in offers - {0}:
+        for offer in offers - {OURSELVES}:
             care = self.cares.get(offer)
             rows[str(offer)] = care and {"policy": self.policy.row(offer), "care": care.mirror()}
         deadline = self.policy.deadline
@@ -523,7 +525,7 @@ class Keeper:
                 self.server_watch.path.encode("utf-8", "surrogateescape").hex(),
                 self.server_watch.seconds,
             ],
-            **({"reviver": self.reviver.mirror()} if 0 in offers else {}),
+            **({"reviver": self.reviver.mirror()} if OURSELVES in offers else {}),
         }
 
     def _hear_spawner(self, lines: list[bytes]) -> None:

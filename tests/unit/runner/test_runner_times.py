@@ -232,3 +232,13 @@ def test_a_program_that_cannot_be_started_is_told_so_though_one_of_its_runner_ha
     end = end_of(again, 1)
     assert (end["outcome"]["type"], end["outcome"].get("cause")) == ("not_started", "not_found")
     assert end["started_wall"] is None
+
+
+def test_the_first_offer_of_a_queue_is_mirrored_like_any_other(tmp_path):
+    from kueue.runner.keeper import Keeper, Settings
+    from kueue.runner.rundir import Rundir
+
+    (tmp_path / "runners" / "one").mkdir(parents=True)
+    (tmp_path / "spool").mkdir()
+    keeper = Keeper(Settings(Rundir(str(tmp_path), "one"), "identity", "1"), -1)
+    assert set(keeper._mirror({0, 7})["rows"]) == {"0", "7"}
