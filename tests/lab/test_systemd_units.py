@@ -185,7 +185,9 @@ def test_the_server_is_confined_and_the_worker_is_not(ada):
     ada.ends(number)
     found = ada.sh("cat ~/jobs/free/found")
     assert "NoNewPrivs:\t0" in found
-    assert f"Seccomp_filters:\t{worker['Seccomp_filters']}\n" in found
+    # Its runner may have been started from outside of the host's filters.
+    filters = int(re.search(r"Seccomp_filters:\t(\d+)", found)[1])
+    assert filters <= int(worker["Seccomp_filters"])
 
 
 def test_the_journal_has_names_and_levels_and_no_second_time(ada):
