@@ -116,12 +116,12 @@ def _add_systemd(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help=f"{', '.join(PARTS)}; without any: the worker, and the server if the settings name this machine",
     )
     kind.add_argument("-c", "--config", metavar="PATH", help="settings file (default: ~/.config/kueue/config.toml)")
-    kind.add_argument(
-        "--enable",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="start the services with the machine (default)",
+    # Not argparse.BooleanOptionalAction: Python 3.10 adds words of its own to its help.
+    enable = kind.add_mutually_exclusive_group()
+    enable.add_argument(
+        "--enable", action="store_true", default=True, help="start the services with the machine (default)"
     )
+    enable.add_argument("--no-enable", dest="enable", action="store_false", help="do not start them with the machine")
     kind.add_argument("--start", action="store_true", help="start them now; those that run are started again")
 
 
