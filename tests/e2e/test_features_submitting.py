@@ -86,7 +86,7 @@ def test_a_job_takes_the_cores_memory_and_slots_it_asked_for(lab, options, fit):
     jobs = [lab.submit(*options, *gate.command) for _ in range(fit + 1)]
     lab.until(lambda: len(gate.begun) == fit, f"{fit} jobs run")
     lab.remains(lambda: counted(lab, jobs, "running") <= fit, 0.3)
-    assert lab.states(jobs) == ["running"] * fit + ["pending"]
+    lab.until(lambda: lab.states(jobs) == ["running"] * fit + ["pending"], "the server knows it too")
     gate.open()
     lab.until(lambda: len(gate.begun) == fit + 1, "the last one takes the room")
     gate.open()
