@@ -331,3 +331,14 @@ def _start_of(pid: int) -> int:
 
 def _whole_file(kind: int) -> bytes:
     return _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0)
+
+
+def sync_directory(directory: str | os.PathLike[str]) -> None:
+    """Make names in it durable; a file system that cannot is left alone."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        return
+    finally:
+        os.close(descriptor)

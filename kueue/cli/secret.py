@@ -212,7 +212,7 @@ def _rewrite(config: Config, change: Callable[[list[str]], list[str]], present: 
         except BaseException:
             os.unlink(draft)
             raise
-        _sync(os.path.dirname(path))
+        places.sync_directory(os.path.dirname(path))
     except OSError as error:
         raise ConfigError(f"{path} cannot be changed: {error.strerror}.") from error
     return about.st_nlink - 1
@@ -293,12 +293,3 @@ def _finished(lines: list[str]) -> list[str]:
     """The lines without the previous secret."""
     gone = {index for index, found in _entries(lines) if found["key"] == "shared_secret_previous"}
     return [line for index, line in enumerate(lines) if index not in gone]
-
-
-def _sync(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -29,7 +29,7 @@ from kueue.errors import Bug, DiskFull, KueueError, StorageError, UserError
 from kueue.model import JobState
 from kueue.server.recovery import COMPANIONS, state_file
 from kueue.storage import rows
-from kueue.storage.backup import Summary, examined, open_alone, sweep_beside, sync_directory
+from kueue.storage.backup import Summary, examined, open_alone, sweep_beside
 from kueue.storage.opening import MAGIC, check_header, open_to_copy
 from kueue.storage.plan import folded
 from kueue.storage.sqlite import SqliteStore
@@ -215,7 +215,7 @@ def _exchanged(draft: Path, target: Path, stamp: str) -> Path | None:
         if not moved:
             aside.unlink(missing_ok=True)
         raise
-    sync_directory(target.parent)
+    places.sync_directory(target.parent)
     return aside if aside.exists() else None
 
 

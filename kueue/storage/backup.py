@@ -198,7 +198,7 @@ class Copy:
             self._final.replace(self._target)
         else:
             _rename_new(self._final, self._target)
-        sync_directory(self._target.parent)
+        places.sync_directory(self._target.parent)
 
     def abort(self) -> None:
         """Give the copy up and remove what there is of it; does nothing to a finished one."""
@@ -408,16 +408,6 @@ def _rename_new(draft: Path, target: Path) -> None:
         draft.rename(target)  # no hard links there (FAT, some file servers): almost as good
     else:
         draft.unlink()
-
-
-def sync_directory(directory: Path) -> None:
-    """Make names in it durable; a file system that cannot is left alone."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _number(connection: sqlite3.Connection, query: str) -> int:
