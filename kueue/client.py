@@ -45,8 +45,6 @@ _CONNECT_SECONDS = 5.0
 _WELCOME_SECONDS = 10.0
 _PART_CHARACTERS = 2 * 1024 * 1024
 # A character takes at most six bytes of JSON, so a part of two full argument lists stays below the frame limit.
-_ABRUPT_ENDS = 3
-# A peer that closes before its welcome so many times in a row is not restarting; it does not want us.
 
 
 class Server:
@@ -143,7 +141,6 @@ class Client:
         self.own_server: Callable[[], str] = lambda: ""
         """What to do if a server of this user on this very host may be what refuses us; empty: there is none."""
         self._connection: Connection | None = None
-        self._abrupt_ends = 0
         self._last_seq = 0
 
     def __enter__(self) -> Client:  # noqa: PYI034 - typing.Self is not in Python 3.10
@@ -330,6 +327,7 @@ class Client:
         from kueue.identity import check_peer  # noqa: PLC0415 - as above
 
         refusal: Exception | None = None
+        broken: ConnectionLost | None = None
         for identity in self.server.identities:
             context = identity.client_context()
             try:
@@ -348,9 +346,9 @@ class Client:
                 secured = context.wrap_socket(plain, server_hostname=identity.server_hostname)
                 check_peer(secured.getpeercert(binary_form=True), [identity])
                 return self._greet(secured)
-            except ssl.SSLEOFError as error:
+            except ssl.SSLEOFError:
                 plain.close()
-                self._note_abrupt_end(error)
+                broken = ConnectionLost("the server closed the connection")
             except ssl.SSLError as error:
                 # The alert that refuses our certificate arrives with the first read, not in the handshake.
                 plain.close()
@@ -360,10 +358,13 @@ class Client:
                 if isinstance(lost.__cause__, ssl.SSLError) and not isinstance(lost.__cause__, ssl.SSLEOFError):
                     refusal = lost.__cause__
                 else:
-                    self._note_abrupt_end(lost)
+                    broken = lost
             except OSError as error:
                 plain.close()
-                self._note_abrupt_end(error)
+                broken = ConnectionLost(_why(error))
+        if broken is not None:
+            # Who refuses says so. This is a server that dies, or a tunnel with nobody behind it, however often.
+            raise ConnectionLost(f"the connection ended before the server's welcome ({broken})") from broken
         raise Refused(
             "Authentication failed!",
             hint=self.own_server()
@@ -371,22 +372,18 @@ class Client:
             " If that server is somebody else's, choose another server_port.",
         ) from refusal
 
-    def _note_abrupt_end(self, error: Exception) -> None:
-        self._abrupt_ends += 1
-        if self._abrupt_ends < _ABRUPT_ENDS:
-            raise ConnectionLost(str(error)) from error
-
     def _greet(self, sock: _socket.socket) -> Connection:
         connection = Connection(sock)
+        hello = encode([{"type": "ClientHello", "protocol": PROTOCOL, "version": __version__}])
         try:
-            connection.send(
-                [encode([{"type": "ClientHello", "protocol": PROTOCOL, "version": __version__}])], self.welcome_seconds
-            )
+            try:  # noqa: SIM105 - contextlib takes a millisecond to load
+                connection.send([hello], self.welcome_seconds)
+            except ConnectionLost:
+                pass  # a server that refuses us may have closed already; why stands in what is still to be read
             self.welcome = self._checked_welcome(connection.receive(self.welcome_seconds))
         except BaseException:
             connection.close()
             raise
-        self._abrupt_ends = 0
         return connection
 
     def _checked_welcome(self, said: Sequence[Message]) -> Message:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 import threading
 import time
 
@@ -253,6 +254,40 @@ def test_over_tls_the_same_secret_is_let_in(identity):
             assert client.ask("ServerInfo")["pid"] == 7
     finally:
         stop()
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_a_connection_that_breaks_before_the_welcome_again_and_again_is_no_refusal(identity, is_reset):
+    """As of a server that is killed at each start, or a tunnel with nobody behind it."""
+    ends = []
+
+    def script(secured):
+        if len(ends) < 6:
+            ends.append(None)
+            if is_reset:
+                secured.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            os.close(secured.detach())
+            return
+        length = int.from_bytes(secured.recv(4), "big")
+        assert secured.recv(length)
+        secured.sendall(frame(WELCOME))
+        (question,) = json.loads(secured.recv(65536)[4:])
+        secured.sendall(frame({"type": "Info", "seq": question["seq"], "pid": 7}))
+
+    port, stop = _tls_server(identity, script)
+    told = []
+    try:
+        with Client(Server("127.0.0.1", port, [], [identity]), patience_seconds=30, tell=told.append) as client:
+            assert client.ask("ServerInfo")["pid"] == 7
+        ends.clear()
+        with (
+            Client(Server("127.0.0.1", port, [], [identity]), patience_seconds=0, tell=told.append) as client,
+            pytest.raises(Unreachable, match="ended before the server's welcome"),
+        ):
+            client.ask("ServerInfo")
+    finally:
+        stop()
+    assert len(told) == 1
 
 
 def test_over_tls_another_secret_is_refused_at_once(identity, tmp_path):
