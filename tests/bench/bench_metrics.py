@@ -22,8 +22,8 @@ from kueue import exposition
 from kueue.model import Request
 from kueue.protocol import messages as m
 from kueue.server.metrics import Disk, Sight, families
-from tests.support.lab import free_port
 from tests.support.large_lab import LargeLab
+from tests.support.ports import free_port
 from tests.support.server_program import ServerProgram, job_range
 
 REPEATS = 31

@@ -7,7 +7,6 @@ timedatectl.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import resource
@@ -25,7 +24,9 @@ import pytest
 import kueue
 from kueue import identity
 from kueue.cli.doctor.finding import STATES, TOPICS
-from tests.support.lab import SECRET, Lab, free_port
+from tests.support.file_server import dead_file_server
+from tests.support.lab import SECRET, Lab
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -122,26 +123,14 @@ def lab(tmp_path):
 
 @pytest.fixture
 def hung():
-    """Makes directories that hang whoever looks into them: FUSE without a program that answers."""
-    opened: list[tuple[int, Path]] = []
-    libc = ctypes.CDLL(None, use_errno=True)
+    """Makes directories that hang whoever looks into them."""
+    with contextlib.ExitStack() as opened:
 
-    def make(path: Path) -> Path:
-        if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-            pytest.skip("there is no /dev/fuse to make a file system that hangs")
-        path.mkdir(exist_ok=True)
-        device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-        options = f"fd={device},rootmode=40000,user_id=0,group_id=0".encode()
-        if libc.mount(b"deadserver:/home", os.fsencode(path), b"fuse", 0, options) != 0:
-            os.close(device)
-            pytest.skip(f"FUSE cannot be mounted here: {os.strerror(ctypes.get_errno())}")
-        opened.append((device, path))
-        return path
+        def make(path: Path) -> Path:
+            path.mkdir(exist_ok=True)
+            return opened.enter_context(dead_file_server(path))
 
-    yield make
-    for device, path in opened:
-        libc.umount2(os.fsencode(path), 2)  # MNT_DETACH: does not look there
-        os.close(device)  # whoever waits gets an error now
+        yield make
 
 
 def everything_below(folder: Path) -> dict[str, int]:

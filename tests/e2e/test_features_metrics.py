@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families as parsed
 
 from tests.e2e.test_kills_disk import disk  # noqa: F401  a fixture
 from tests.support.kill_lab import SMALL, KillLab
-from tests.support.lab import free_port
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -118,6 +118,7 @@ def test_the_figures_tell_of_jobs_and_workers_and_survive_a_restart_of_the_serve
     found = lab.until_figures(lambda found: of(found, "kueue_worker_up", worker="w1") == 1, "the worker is back")
     assert of(found, "kueue_jobs_submitted_total") == 2
     assert of(found, "kueue_jobs_finished_total", outcome="succeeded") == 1
+    assert of(found, "kueue_jobs_finished_total", outcome="failed") == 1
     assert of(found, "kueue_attempts_started_total") == 0
 
 

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
 from tests.support.kill_lab import MORTAL, SMALL, KillLab
-from tests.support.lab import free_port
+from tests.support.ports import free_port
 from tests.support.prometheus import (
     DASHBOARDS,
     Prometheus,

@@ -16,7 +16,8 @@ import pytest
 from kueue import places
 from kueue_ops.remote import HostTrouble, Remote, RemoteOptions
 from kueue_ops.sight import SESSION
-from tests.support.lab import SECRET, free_port
+from tests.support.lab import SECRET
+from tests.support.ports import free_port
 from tests.support.sshd import SSHD, Sshd, need
 
 CONFIG = f"""
@@ -467,6 +468,12 @@ def test_the_doctor_beside_the_worker_is_asked(host):
     host.script("kueue", "#!/bin/sh\necho 'kueue: invalid choice: doctor' >&2\nexit 2\n")
     with remote(host) as there:
         assert "invalid choice: doctor" in trouble_of(there.run_doctor).sentence
+
+
+def test_a_short_limit_for_commands_does_not_cut_off_the_doctor_who_has_limits_of_his_own(host):
+    host.script("kueue", "#!/bin/sh\nsleep 3\necho '[1]'\n")
+    with remote(host, command_timeout_seconds=1.0) as there:
+        assert there.run_doctor() == [1]
 
 
 def test_a_configuration_is_put_there_private_and_never_over_another_one(new_host):

@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+
+from tests.support import reaper
+from tests.support.ports import free_port
 
 SECRET = "a secret of this test and of nobody else"
 
@@ -206,40 +208,23 @@ class Lab:
                         found.append(int(entry.name))
         return found
 
-    def members(self) -> Iterator[int]:
+    @property
+    def mark(self) -> bytes:
+        """In the environment of all that this lab has started, jobs included."""
+        return f"HOME={self.folder / 'home'}".encode()
+
+    def members(self) -> list[int]:
         """Pids of all that still lives of this lab, jobs included."""
-        mark = f"HOME={self.folder / 'home'}".encode()
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal() and int(entry.name) != os.getpid():
-                with contextlib.suppress(OSError):
-                    if mark in (entry / "environ").read_bytes().split(b"\0"):
-                        yield int(entry.name)
+        return reaper.marked(self.mark)
 
     def close(self) -> None:
         """End everything, at once."""
         for process in self.processes:
             if process.poll() is None:
                 process.kill()
-        for pid in [*self.runners(), *self.members()]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        reaper.end_all(self.mark)
         for process in self.processes:
             process.wait()
             for stream in (process.stdout, process.stderr):
                 if stream is not None:
                     stream.close()
-        for _ in range(250):
-            left = list(self.members())
-            if not left:
-                break
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.02)
-
-
-def free_port() -> int:
-    """A TCP port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support.lab import Lab, free_port
+from tests.support.lab import Lab
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = sorted((ROOT / "ops/grafana").glob("*.json"))

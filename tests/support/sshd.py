@@ -21,7 +21,8 @@ from pathlib import Path
 import pytest
 
 from kueue_ops.address import HostAddress
-from tests.support.lab import free_port
+from tests.support import reaper
+from tests.support.ports import free_port
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 CHECKOUT = Path(__file__).parents[2]
@@ -176,14 +177,11 @@ class Sshd:
 
     def members(self) -> list[int]:
         """Pids of what lives in that home: workers, screens, runners, shells."""
-        mark = f"HOME={self.home}".encode()
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal() and int(entry.name) != os.getpid():
-                with contextlib.suppress(OSError):
-                    if mark in (entry / "environ").read_bytes().split(b"\0"):
-                        found.append(int(entry.name))
-        return found
+        return reaper.marked(self._mark)
+
+    @property
+    def _mark(self) -> bytes:
+        return f"HOME={self.home}".encode()
 
     def close(self) -> None:
         self._end()
@@ -198,14 +196,7 @@ class Sshd:
             for pid in children:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        for _ in range(250):
-            left = self.members()
-            if not left:
-                return
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.02)
+        reaper.end_all(self._mark)
 
 
 def make_key(path: Path, *more: str, kind: str = "ed25519", passphrase: str = "") -> Path:
