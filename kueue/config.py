@@ -10,7 +10,7 @@ Rules
 
 """
 # pathlib (5 ms) and contextlib are left out for the command's start-up time:
-# ruff: noqa: PTH100, PTH102, PTH105, PTH108, PTH111, PTH112, PTH117, PTH120, PTH123
+# ruff: noqa: PTH100, PTH102, PTH108, PTH111, PTH112, PTH117, PTH120, PTH123
 
 from __future__ import annotations
 
@@ -228,20 +228,15 @@ def _keep(cached: str, entry: dict[str, Any], found: os.stat_result) -> None:
     import json  # noqa: PLC0415  see `_parsed`
     import time  # noqa: PLC0415  built in
 
+    from kueue import whole_file  # noqa: PLC0415  as above
+
     # A file changed twice within one tick of the file system's clock would look unchanged.
     if abs(time.time() - found.st_mtime) < 2:
         return
-    draft = f"{cached}.{os.getpid()}"
     try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(entry, file)
-        os.replace(draft, cached)
+        whole_file.write(cached, json.dumps(entry).encode())
     except (OSError, TypeError, ValueError):
-        try:
-            os.unlink(draft)
-        except OSError:
-            return
+        return
 
 
 def _checksum(text: str) -> str:

@@ -7,8 +7,6 @@ Rules
 
 from __future__ import annotations
 
-import contextlib
-import os
 import platform
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,7 +16,7 @@ from prometheus_client import PlatformCollector, ProcessCollector, exposition
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from kueue import __version__
+from kueue import __version__, whole_file
 from kueue.tally import Histogram
 
 _PLAIN = exposition.CONTENT_TYPE_PLAIN_0_0_4
@@ -92,16 +90,5 @@ def label(text: str) -> str:
 def write_file(path: Path, body: bytes) -> None:
     """Replace the file in one step, mode 0644. Raises `OSError`; then nothing is left behind and the old one stays."""
     # The collector of node_exporter reads all that ends in .prom, so the draft must not. One name for all: what a
-    # killed program left is swept up by the next. Others may write into the directory: no link of theirs is followed.
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        draft.unlink(missing_ok=True)
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, 0o644)
-            file.write(body)
-        draft.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
+    # killed program left is swept up by the next.
+    whole_file.write(path, body, 0o644, draft=str(path.with_name(f".{path.name}.draft")))

@@ -15,13 +15,14 @@ our own over the secret would be one more thing to get wrong. Anybody who can re
 certificate and can guess off-line, at the price of one scrypt for each guess: hence the lower bound on the secret.
 """
 # pathlib is left out for the command's start-up time:
-# ruff: noqa: PTH105, PTH108, PTH123
+# ruff: noqa: PTH123
 
 from __future__ import annotations
 
 import os
 from binascii import a2b_base64, b2a_base64, hexlify
 
+from kueue import whole_file
 from kueue.errors import ConfigError, KueueError, Refused
 
 TYPE_CHECKING = False
@@ -298,16 +299,8 @@ def _cached(path: str) -> Identity | None:
 
 def _keep(path: str, pem: bytes) -> bool:
     """Put the PEM into the cache. A failure costs a third of a second each time, so nobody need hear of it."""
-    draft = f"{path}.{os.getpid()}"
     try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(pem)
-        os.replace(draft, path)
+        whole_file.write(path, pem)
     except OSError:
-        try:
-            os.unlink(draft)
-        except OSError:
-            return False
         return False
     return True

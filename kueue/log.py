@@ -7,16 +7,20 @@ Rules
 - What others sent is shown escaped and cut: a peer can neither fake a line nor fill the disk with one.
 - A secret is never given to a logger.
 - A log file of ours is bounded: at `FILE_LIMIT` bytes it becomes ``<name>.1``, of which one is kept.
+- A program that serves others waits for no terminal: `Ctrl-S`, or a pipe that nobody reads, would stop all of it.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import logging.handlers
 import os
 import re
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from io import TextIOWrapper
 from typing import TextIO
@@ -37,6 +41,11 @@ FILE_LIMIT = 2**20
 """Bytes of a log file and of the one before it: a log must never fill the home directory."""
 _file: list[logging.Handler] = []
 """The file that `to_file` named; it stays when `start` is called again for another level."""
+WAITING_LINES = 10_000
+"""That a stream which is not taken off us may keep waiting; what is said beyond that is counted and dropped."""
+_PARTING_SECONDS = 0.5
+_outlet: list[_Outlet] = []
+"""What `unhurried` made; it stays when `start` is called again."""
 _TAIL_BYTES = 4000
 _PREFIX = re.compile(r"^\S+Z [A-Z]+ +\S+  ")
 VALUE_LIMIT = 300
@@ -56,7 +65,7 @@ def start(
 ) -> logging.Logger:
     """Send what the loggers below ``kueue`` say to `stream` (stderr). Called again it replaces what was set before."""
     chosen = level(level_name)
-    out = stream or sys.stderr
+    out: TextIO | _Outlet = stream or (_outlet[0] if _outlet else sys.stderr)
     logging.addLevelName(TRACE, "TRACE")
     handler = logging.StreamHandler(out)
     handler.setFormatter(_Journal() if _is_journal(out, environ) else _Plain())
@@ -81,6 +90,50 @@ def to_file(path: str, limit: int = FILE_LIMIT) -> None:
     for before in _file:
         before.close()
     _file[:] = [handler]
+
+
+def unhurried() -> None:
+    """From now on a thread of its own writes to stderr, also when `start` is called again: nobody else waits for it."""
+    if _outlet or sys.stderr is None:
+        return
+    try:
+        outlet = _Outlet(sys.stderr)
+    except (OSError, ValueError, RuntimeError):
+        return  # no descriptor, which keeps nobody waiting; or no thread to be had
+    _outlet.append(outlet)
+    atexit.register(written)
+    for handler in logging.getLogger("kueue").handlers:
+        if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stderr:
+            handler.setStream(outlet)
+
+
+def written(seconds: float = _PARTING_SECONDS) -> bool:
+    """Whether all that was said until now has been written to stderr, waiting so long for that."""
+    return not _outlet or _outlet[0].is_empty_within(seconds)
+
+
+def terminal_is_lost() -> bool:
+    """Was stderr a terminal, and is not any more: the window was closed, the session of screen ended?"""
+    return bool(_outlet) and _outlet[0].was_terminal and not os.isatty(_outlet[0].fileno())
+
+
+def outlive_terminal(program: str, path: str, end: str) -> None:
+    """What a program does about SIGHUP before it reads its settings anew: say once if it lost its terminal by that.
+
+    What it says goes to the file `path` from now on, unless it has a log file already; `end`: the command to end it.
+    """
+    if not terminal_is_lost():
+        return
+    _outlet[0].was_terminal = False
+    where = ""
+    if not _file:
+        try:
+            to_file(path)
+        except OSError:
+            return  # there is nobody left to tell
+        logging.getLogger("kueue").handlers[:] = _file
+        where = " What it says is in this file from now on."
+    logger("log").warning("the terminal of %s is gone; it goes on without one.%s To end it: %s", program, where, end)
 
 
 def close_file() -> None:
@@ -132,7 +185,7 @@ def safe(text: str, limit: int = VALUE_LIMIT) -> str:
     return doubled if doubled.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in doubled)
 
 
-def _is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
+def _is_journal(stream: TextIO | _Outlet, environ: Mapping[str, str]) -> bool:
     """Is `stream` the very socket that systemd connected to the journal? A redirected one is not (sd-daemon(3))."""
     device, _, inode = environ.get("JOURNAL_STREAM", "").partition(":")
     try:
@@ -151,6 +204,58 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape", "replace").decode("ascii")
 
 
+class _Outlet:
+    """A text stream whose writes never wait: a thread takes what is written to the descriptor of another stream."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._descriptor = stream.fileno()
+        self._encoding = stream.encoding or "utf-8"
+        self.was_terminal = os.isatty(self._descriptor)
+        self._lines: deque[str] = deque()
+        self._dropped = 0
+        self._is_writing = False
+        self._changed = threading.Condition()
+        threading.Thread(target=self._run, name="log", daemon=True).start()
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def write(self, text: str) -> int:
+        with self._changed:
+            if len(self._lines) < WAITING_LINES:
+                self._lines.append(text)
+                self._changed.notify_all()
+            else:
+                self._dropped += 1
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing: to wait for it is what nobody shall do."""
+
+    def is_empty_within(self, seconds: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._lines and not self._is_writing, seconds)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._is_writing = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._lines)
+                self._is_writing = True
+                text = "".join(self._lines)
+                self._lines.clear()
+                if self._dropped:
+                    text += f"({self._dropped} lines were dropped: nobody took them)\n"
+                    self._dropped = 0
+            left = memoryview(text.encode(self._encoding, "backslashreplace"))
+            try:
+                while left:
+                    left = left[os.write(self._descriptor, left) :]
+            except OSError:
+                pass  # a terminal that is gone, a disk that is full: nobody is left to tell, and the program goes on
+
+
 class _Bounded(logging.handlers.RotatingFileHandler):
     """Private, and silent about a disk that is full: a log is no reason to stop."""
 
@@ -164,7 +269,7 @@ class _Bounded(logging.handlers.RotatingFileHandler):
         )
 
 
-def _is_same(stream: TextIO, handler: logging.Handler) -> bool:
+def _is_same(stream: TextIO | _Outlet, handler: logging.Handler) -> bool:
     """Does the stream lead into the file of that handler?"""
     file = getattr(handler, "stream", None)
     try:

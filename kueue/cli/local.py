@@ -39,6 +39,8 @@ class Daemon(NamedTuple):
     module: str
     lock: str
     log: str
+    secrets: str = ""
+    """File in which it notes its pid and the fingerprints of the secrets that it proves; empty: it does not."""
 
     def pid(self) -> int | None:
         """The pid of the one that runs now; a lock decides, not a number in a file."""
@@ -57,7 +59,7 @@ def up(session: Session) -> int:
     else:
         screen.remark(f"The server of this lab is {name}, not this machine: only a worker is started here.")
     worker_name = _worker_name(config)
-    _start(session, worker, config, lambda: _is_listed(session, worker_name))
+    _start(session, worker, config, lambda: _is_listed(session, worker, worker_name))
     screen.print("Ready: kueue cmd ./my_script.py")
     return 0
 
@@ -90,7 +92,9 @@ def _server(config: Config) -> Daemon:
 
 def _worker(config: Config) -> Daemon:
     directory = places.find(config.common.state_dir).worker(_worker_name(config))
-    return Daemon("worker", "kueue.worker.main", f"{directory}/lock", f"{directory}/worker.log")
+    return Daemon(
+        "worker", "kueue.worker.main", f"{directory}/lock", f"{directory}/worker.log", f"{directory}/fingerprints"
+    )
 
 
 def _worker_name(config: Config) -> str:
@@ -258,12 +262,33 @@ def _is_serving(session: Session, server: Daemon, config: Config) -> bool:
     return True
 
 
-def _is_listed(session: Session, name: str) -> bool:
+def _is_listed(session: Session, worker: Daemon, name: str) -> bool:
+    """Does the server see the worker? Raises `KueueError` when it runs with another secret and never will be seen."""
     client = session.client
     # A server elsewhere may be away for a moment; one that was just started answers.
     client.patience_seconds = session.patience_seconds
     workers = client.ask("ListWorkers")["workers"]
-    return any(one["name"] == name and one.get("state") not in {"away", "silent"} for one in workers)
+    if any(one["name"] == name and one.get("state") not in {"away", "silent"} for one in workers):
+        return True
+    pid = worker.pid()
+    if pid is not None and not _shares_a_secret(worker, pid, {one.fingerprint for one in client.server.identities}):
+        raise Refused(
+            f"The worker that runs here (pid {pid}) was started with another secret than the one in "
+            f"{session.config.path}.",
+            hint=f"kill -HUP {pid} lets it read its settings again; if they are not this file: `kueue down && kueue "
+            "up`. Its running jobs go on.",
+        )
+    return False
+
+
+def _shares_a_secret(daemon: Daemon, pid: int, fingerprints: set[str]) -> bool:
+    """True also if the daemon has not said (yet) which secrets it proves."""
+    try:
+        with open(daemon.secrets, encoding="ascii", errors="replace") as file:
+            noted, *proven = file.read(1000).split()
+    except (OSError, ValueError):
+        return True
+    return noted != str(pid) or not fingerprints.isdisjoint(proven)
 
 
 def _import_root() -> str:

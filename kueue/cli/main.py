@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
+from kueue import console
 from kueue.errors import (
     EXIT_CANCELED,
     EXIT_OWN_FAILURE,
-    EXIT_REFUSED,
-    EXIT_SIGNAL_BASE,
     EXIT_USAGE,
     Bug,
     KueueError,
@@ -22,16 +21,11 @@ if TYPE_CHECKING:
 
     from kueue.cli.session import Session
 
-_SIGPIPE = 13
-
 
 def main(words: Sequence[str] | None = None) -> int:
     """Carries out the command line (`sys.argv` if none is given). Returns the exit code."""
     try:
-        return _run(sys.argv[1:] if words is None else words)
-    except BrokenPipeError:
-        _forget_stdout()
-        return EXIT_SIGNAL_BASE + _SIGPIPE
+        return console.concluded(lambda: _run(sys.argv[1:] if words is None else words))
     except KeyboardInterrupt:
         return EXIT_CANCELED
 
@@ -47,21 +41,19 @@ def _run(words: Sequence[str]) -> int:
     try:
         chosen = arguments.parse(words)
     except UsageError as error:
-        _complain(str(error), error.hint)
+        console.complain(str(error), error.hint)
         return EXIT_USAGE
-    except SystemExit as leaving:  # --help and --version
-        return _flushed(leaving.code if isinstance(leaving.code, int) else 0)
     except KueueError as error:
-        _complain(f"Error: {error}")
+        console.complain(f"Error: {error}")
         return error.exit_code
     except BrokenPipeError:
         raise
     except OSError as error:
-        return _unwritten(error, 0)
+        return console.unwritten(error, 0)
     if chosen.verb is None:
-        _complain(arguments.parser().format_help().rstrip("\n"))
+        console.complain(arguments.parser().format_help().rstrip("\n"))
         return EXIT_USAGE
-    return _flushed(_carry_out(chosen.handler, chosen))
+    return _carry_out(chosen.handler, chosen)
 
 
 def _carry_out(handler: str, chosen: object) -> int:
@@ -83,15 +75,15 @@ def _carry_out(handler: str, chosen: object) -> int:
         if session is not None:
             session.screen.clear_status()
             if session.screen.is_broken:
-                _forget_stdout()
+                console.forget_stdout()
         if is_debug or isinstance(error, Bug):
             _show_traceback()
-        _complain(f"Error: {error}", error.hint and f"Hint: {error.hint}")
+        console.complain(f"Error: {error}", error.hint and f"Hint: {error.hint}")
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - whatever it is, the person gets a sentence, and the place on request
         if is_debug:
             _show_traceback()
-        _complain(
+        console.complain(
             f"Error: a fault in kueue itself: {type(error).__name__}: {error}",
             "Hint: see `kueue --debug`.",
         )
@@ -103,52 +95,10 @@ def _carry_out(handler: str, chosen: object) -> int:
     return code
 
 
-def _flushed(code: int) -> int:
-    """The code, or failure if the results could not be written out."""
-    if sys.stdout is None:
-        return code
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except (OSError, ValueError) as error:
-        return _unwritten(error, code)
-    return code
-
-
-def _unwritten(error: Exception, code: int) -> int:
-    _forget_stdout()
-    _complain(f"Error: The results cannot be written: {getattr(error, 'strerror', None) or error}.")
-    return code or EXIT_REFUSED
-
-
-def _forget_stdout() -> None:
-    """Leaves nothing to be written at exit, where a failure would print a traceback."""
-    try:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.close(null)
-    except OSError:
-        return  # there is no stdout at all; then nothing is written either
-
-
 def _show_traceback() -> None:
     import traceback  # noqa: PLC0415 - only when something is wrong
 
     traceback.print_exc()
-
-
-def _complain(sentence: str, hint: str = "") -> None:
-    if sys.stderr is None:
-        return
-    if hasattr(sys.stderr, "reconfigure"):
-        sys.stderr.reconfigure(errors="backslashreplace")
-    try:
-        print(sentence, file=sys.stderr)
-        if hint:
-            print(hint, file=sys.stderr)
-    except OSError:
-        return  # nobody is left to hear of it
 
 
 if __name__ == "__main__":

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 
 import msgspec
 
+from kueue.core import chaining, holding, reconcile, removal, silence, submission
 from kueue.core import facts as f
-from kueue.core import holding, reconcile, removal, silence, submission
 from kueue.core.placement import Pick, Room, Round
 from kueue.core.queue import Queue, Turn, expand, fold, job_ended
 from kueue.core.settings import Settings
-from kueue.core.state import Answer, State, Sums, payload_of
+from kueue.core.state import Answer, Job, State, Sums, payload_of
 from kueue.core.waiting import smallest
 from kueue.core.workers import Worker
-from kueue.model import JobRange, JobState, Now, kind_of
+from kueue.model import Allocation, JobRange, JobState, Now, kind_of
 from kueue.protocol import messages as m
 
 OFFERS_PER_SETTLING = 2_000
@@ -146,6 +146,7 @@ class Engine:
     def tick(self, now: Now) -> Turn:
         """Do what is due: silence, overdue offers, pauses that end. The caller has read all mail before."""
         silence.look(self.queue, now)
+        chaining.look(self.queue, now)
         submission.go_on(self.queue, now)
         removal.go_on(self.queue, now)
         holding.go_on(self.queue, now)
@@ -178,6 +179,7 @@ class Engine:
         for _ in range(OFFERS_PER_SETTLING):
             pick = placing.next()
             if pick is None:
+                self._chain(now)
                 return self._end_turn(now)
             if self._offer(pick, now):
                 placing.took(pick)
@@ -193,6 +195,21 @@ class Engine:
         turn, self.queue.turn = self.queue.turn, Turn()
         return turn
 
+    def _chain(self, now: Now) -> None:
+        """Nothing more fits: offer ahead what may wait behind short jobs."""
+        queue = self.queue
+        if not queue.open_lines or not queue.state.waiting.groups:
+            return
+        links = chaining.Links(queue, now)
+        for _ in range(OFFERS_PER_SETTLING):
+            link = links.next()
+            if link is None:
+                return
+            job = queue.state.jobs[link.job]
+            offer = self._send_offer(job, link.node, link.allocation, now, line=link.line)
+            queue.chained[offer] = now.steady
+        queue.unsettled = True
+
     def _offer(self, pick: Pick, now: Now) -> bool:
         """Returns whether the offer was made; a job that has used up its attempts ends instead."""
         queue = self.queue
@@ -204,13 +221,19 @@ class Engine:
             reconcile.lose(queue, job, job.attempt, f"{name} {why} and the job was given away", now)
             if pick.job not in queue.state.jobs:
                 return False
+        self._send_offer(job, pick.node, pick.allocation, now)
+        return True
+
+    def _send_offer(self, job: Job, node: int, allocation: Allocation, now: Now, line: int | None = None) -> int:
+        """Returns its number."""
+        queue = self.queue
         offer = queue.state.sums.next_offer
-        queue.decide(f.JobOffered(job=job.id, offer=offer, node=pick.node, allocation=pick.allocation, wall=now.wall))
+        queue.decide(f.JobOffered(job=job.id, offer=offer, node=node, allocation=allocation, wall=now.wall, line=line))
         queue.offered_at[offer] = now.steady
-        queue.workers[pick.node].offered(job.template.directory, offer)
+        queue.workers[node].offered(job.template.directory, offer)
         template = job.template
         queue.tell_worker(
-            pick.node,
+            node,
             m.Offer(
                 offer=offer,
                 job=job.id,
@@ -219,10 +242,11 @@ class Engine:
                 place=template.place,
                 request=template.request,
                 terms=template.terms,
-                allocation=pick.allocation,
+                allocation=allocation,
+                line=line,
             ),
         )
-        return True
+        return offer
 
     def _rooms(self, now: Now) -> list[Room]:
         """The rooms in which the least that is waited for may fit; full workers cost next to nothing."""
@@ -304,6 +328,7 @@ class Engine:
         worker.load = message.load
         worker.updated_wall = now.wall
         worker.deferred.clear()
+        worker.unchained.clear()
         self.queue.unsettled = True
         record = self.queue.node(worker.id).record
         if message.totals is not None and message.totals != record.totals:
@@ -388,6 +413,8 @@ class Engine:
             offline = message.state == "offline"
             if record.offline != offline:
                 queue.decide(f.NodeChanged(node=msgspec.structs.replace(record, offline=offline), wall=now.wall))
+            if offline:
+                chaining.take_back_all(queue, record.id, now)
         result = m.Result(id=record.id, ok=True, text=text)
         queue.answer(session, message.request_id, m.Results(seq=message.seq, results=(result,)), now)
 

@@ -64,6 +64,8 @@ class JobOffered(Fact, frozen=True, kw_only=True):
     node: int
     allocation: Allocation
     wall: float
+    line: int | None = None
+    """The first offer of its line, whose allocation it shares; none: it begins a line of its own."""
 
 
 class JobStarted(Fact, frozen=True, kw_only=True):
@@ -287,6 +289,11 @@ class Aggregates(Struct, frozen=True, kw_only=True):
     failed_total: int = 0
     canceled_total: int = 0
     lost_attempts_total: int = 0
+    signaled_total: int = 0
+    """As the three below, of `failed_total`; the rest of that are exit statuses other than 0."""
+    timed_out_total: int = 0
+    not_started_total: int = 0
+    lost_total: int = 0
     """The ``_total`` ones only grow; cleaning leaves them."""
     timeout_seconds: float = 0.0
     """The `worker_timeout_seconds` on which workers may rely."""

@@ -12,13 +12,10 @@ from collections import deque
 from collections.abc import Mapping
 
 from kueue.core import facts as f
-from kueue.core.queue import OPERATOR, Holding, Queue, expand, too_many
+from kueue.core.queue import OPERATOR, Holding, Queue, expand, portion, too_many
 from kueue.core.state import Job
 from kueue.model import JobState, Now
 from kueue.protocol import messages as m
-
-PORTION = 2_000
-"""Jobs in one turn: some hundredths of a second."""
 
 
 def ask(
@@ -46,9 +43,7 @@ def go_on(queue: Queue, now: Now) -> None:
 
 def _work(queue: Queue, holding: Holding, now: Now) -> None:
     change = _hold if isinstance(holding.message, m.HoldJobs) else _release
-    for _ in range(min(PORTION, len(holding.todo))):
-        job_id = holding.todo.popleft()
-        job = queue.state.jobs.get(job_id)
+    for job_id, job in portion(queue, holding.todo):
         if job is not None:
             holding.results.append(change(queue, job, now))
         elif job_id in holding.unknown:

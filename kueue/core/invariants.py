@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from kueue.core.state import State, counters_of
+from kueue.core.state import Attempt, Job, State, counters_of
 from kueue.errors import Bug
 from kueue.model import JobState
 
@@ -14,6 +14,7 @@ WITH_ATTEMPT = {JobState.OFFERED, JobState.RUNNING, JobState.STOPPING, JobState.
 def check(state: State) -> None:
     """Raises `Bug` naming the first thing that is wrong."""
     _attempts(state)
+    _lines(state)
     _room(state)
     _waiting(state)
 
@@ -46,12 +47,30 @@ def _attempts(state: State) -> None:
     _require(all(state.by_state[s] == counts.get(s, 0) for s in JobState), "the counts by state are wrong")
 
 
+def _lines(state: State) -> None:
+    members: dict[int, list[tuple[Job, Attempt]]] = {}
+    for job in state.jobs.values():
+        if job.attempt is not None:
+            members.setdefault(job.attempt.line, []).append((job, job.attempt))
+    indexed = {line: sorted(attempts) for line, attempts in state.lines.items()}
+    counted = {line: sorted(attempt.offer for _, attempt in line_up) for line, line_up in members.items()}
+    _require(indexed == counted, "the index of lines is wrong")
+    for line, line_up in members.items():
+        first_job, first = line_up[0]
+        for job, attempt in line_up:
+            _require(attempt.offer >= line, f"offer {attempt.offer} is older than its line {line}")
+            same = (attempt.node, attempt.allocation) == (first.node, first.allocation)
+            _require(same, f"the allocations of line {line} differ")
+            _require(job.template.request == first_job.template.request, f"the requests of line {line} differ")
+
+
 def _room(state: State) -> None:
     used: Counter[str] = Counter()
     slots: Counter[int] = Counter()
     cores: Counter[int] = Counter()
     ram_mb: Counter[int] = Counter()
     units: dict[tuple[int, str], list[int]] = {}
+    lines: set[int] = set()
     for job in state.jobs.values():
         if job.attempt is None:
             continue
@@ -59,6 +78,9 @@ def _room(state: State) -> None:
         _require(
             dict(job.attempt.allocation.counters) == expected, f"job {job.id} holds other counters than it asked for"
         )
+        if job.attempt.line in lines:
+            continue
+        lines.add(job.attempt.line)
         used.update(dict(job.attempt.allocation.counters))
         for share in job.attempt.allocation.shares:
             slots[share.node] += share.slots

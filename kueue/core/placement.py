@@ -302,7 +302,7 @@ class Round:
         if job is None or not job.may_be_given_away:
             return None
         request = job.template.request
-        if short_counter(request, self.state.used, self.totals, held_by(job)) is not None:
+        if short_counter(request, self.state.used, self.totals, held_by(self.state, job)) is not None:
             return None
         node, _ = self._best(request, job_id)
         if node is None:
@@ -314,7 +314,9 @@ class Round:
         assert job.attempt is not None
         share = job.attempt.share
         room = self.rooms.get(share.node)
-        if room is None or job.template.directory in room.declined or job.id in room.declined_jobs:
+        if room is None or not self.state.is_alone(job.attempt):
+            return None
+        if job.template.directory in room.declined or job.id in room.declined_jobs:
             return None
         freed = replace(
             room,
@@ -427,9 +429,11 @@ def _occupation(request: Request, room: Room) -> float:
     return room.occupation_with(request.slots, cores, ram_mb)
 
 
-def held_by(job: Job) -> Mapping[str, int]:
-    """The counters that a job's live attempt holds."""
-    return dict(job.attempt.allocation.counters) if job.attempt is not None else {}
+def held_by(state: State, job: Job) -> Mapping[str, int]:
+    """The counters that are free when a job's live attempt has gone."""
+    if job.attempt is None or not state.is_alone(job.attempt):
+        return {}
+    return dict(job.attempt.allocation.counters)
 
 
 def allocate(request: Request, room: Room) -> Allocation:

@@ -131,10 +131,17 @@ def _note(queue: Queue, job: Job, attempt: Attempt | None, now: Now) -> str:
         words.append(f"worker {name} not connected")
     if attempt.overdue:
         words.append(f"worker {name} does not answer")
+    elif attempt.waits_in_line(job.state):
+        words.append(next_in_line(name))
     remark = queue.notes_of_attempts.get(attempt.offer)
     if remark:
         words.append(remark)
     return ", ".join(words)
+
+
+def next_in_line(worker: str) -> str:
+    """Why a job waits that was offered ahead."""
+    return f"next in line behind a short job on {worker}"
 
 
 def clock(wall: float | None) -> str:
@@ -161,8 +168,16 @@ def live_detail(engine: Engine, job: Job, now: Now) -> m.JobDetail:
         terms=job.template.terms,
         principal=job.template.principal,
         attempts=tuple(attempts),
-        waits=tuple(reasons(engine.queue, job, now)) if job.attempt is None or job.may_be_given_away else (),
+        waits=tuple(_waits(engine.queue, job, now)),
     )
+
+
+def _waits(queue: Queue, job: Job, now: Now) -> list[str]:
+    if job.attempt is None or job.may_be_given_away:
+        return reasons(queue, job, now)
+    if job.attempt.waits_in_line(job.state):
+        return [next_in_line(queue.name_of(job.attempt.node))]
+    return []
 
 
 def _past_row(past: f.AttemptPast) -> m.AttemptRow:
@@ -221,7 +236,7 @@ def reasons(queue: Queue, job: Job, now: Now) -> list[str]:
     if job.state is JobState.HELD:
         return ["held; `kueue release` lets it start"]
     request = job.template.request
-    short = short_counter(request, queue.state.used, queue.counter_totals(), held_by(job))
+    short = short_counter(request, queue.state.used, queue.counter_totals(), held_by(queue.state, job))
     sentences = [f"waiting for {short.sentence()}"] if short is not None else []
     nodes = [node for node in queue.state.nodes.values() if not _is_away(queue, node.record.id)]
     if not nodes:
@@ -271,7 +286,7 @@ def explain(engine: Engine, job: Job, now: Now) -> tuple[str, list[tuple[str, bo
         # The name stays what other commands take; of several that have it the id tells which.
         workers.append((name, fits, f"(id {node}) {sentence}" if called[name] > 1 else sentence))
     totals = queue.counter_totals()
-    own = held_by(job)
+    own = held_by(queue.state, job)
     counters: list[tuple[str, bool, str]] = []
     for name, amount in (*request.counters, (GLOBAL_SLOTS, request.slots)):
         total = totals.get(name, 0)
@@ -282,6 +297,8 @@ def explain(engine: Engine, job: Job, now: Now) -> tuple[str, list[tuple[str, bo
         counters.append((shown, fits, f"would fit: {sentence}" if fits else sentence))
     if job.state in {JobState.HELD, JobState.PENDING} or job.may_be_given_away:
         verdict = reasons(queue, job, now)[0]
+    elif job.attempt is not None and job.attempt.waits_in_line(job.state):
+        verdict = next_in_line(queue.name_of(job.attempt.node))
     else:
         note = _note(queue, job, job.attempt, now)
         verdict = f"it does not wait: it is {job_filter_of(job)}" + (f" ({note})" if note else "")

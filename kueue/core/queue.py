@@ -8,9 +8,9 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -19,7 +19,7 @@ from kueue.core.settings import Settings
 from kueue.core.state import GLOBAL_SLOTS, Attempt, Job, Node, State, StopWish
 from kueue.core.wording import outcome_text
 from kueue.core.workers import FAST_FAILURE_SECONDS, Worker
-from kueue.model import EndRecord, Now, Outcome, exit_code, kind_of, return_code
+from kueue.model import EndRecord, Now, Outcome, Request, exit_code, kind_of, return_code
 from kueue.protocol import messages as m
 
 if TYPE_CHECKING:
@@ -87,6 +87,14 @@ class Holding:
     results: list[m.Result] = field(default_factory=list)
 
 
+class OpenLine(NamedTuple):
+    """A line that may take more, see `core.chaining`."""
+
+    node: int
+    since: float
+    """Steady seconds: when its newest start was heard of."""
+
+
 @dataclass
 class Queue:
     """See the module. `Engine` is the only one who calls in; its parts are functions that take a `Queue`."""
@@ -109,6 +117,12 @@ class Queue:
     """Long submissions that are being worked on, the oldest first."""
     offered_at: dict[int, float] = field(default_factory=dict)
     """Offer → steady time it was sent, while unanswered."""
+    chained: dict[int, float] = field(default_factory=dict)
+    """Offer ahead → steady time since when it waits in its line, oldest first."""
+    open_lines: dict[Request, dict[int, OpenLine]] = field(default_factory=dict)
+    """Request → line, where jobs of that request are short. Empty in a laboratory of long jobs."""
+    line_starts: dict[int, float] = field(default_factory=dict)
+    """Line of such jobs → its newest start, UTC seconds on its worker's clock."""
     answered_at: dict[str, float] = field(default_factory=dict)
     """Request id → steady time of its answer, oldest first."""
     opened: float = 0.0
@@ -234,11 +248,25 @@ class Queue:
     def forget_offer(self, job: Job, attempt: Attempt) -> None:
         """The engine's own marks of an attempt that is over, however it ended."""
         self.offered_at.pop(attempt.offer, None)
+        self.chained.pop(attempt.offer, None)
         self.notes_of_attempts.pop(attempt.offer, None)
+        if attempt.line in self.line_starts:
+            members = self.state.lines.get(attempt.line)
+            if members is None or members.keys() == {attempt.offer}:
+                del self.line_starts[attempt.line]
+                self.close_line(job.template.request, attempt.line)
         worker = self.workers.get(attempt.node)
         if worker is not None:
             worker.unknown.pop(attempt.offer, None)
             worker.asked(job.template.directory, attempt.offer)
+
+    def close_line(self, request: Request, line: int) -> None:
+        """It takes no more before its next start."""
+        lines = self.open_lines.get(request)
+        if lines is not None:
+            lines.pop(line, None)
+            if not lines:
+                del self.open_lines[request]
 
     def _count_end(self, node: int, outcome: Outcome, end: EndRecord | None, now: Now) -> None:
         worker = self.worker(node)
@@ -285,6 +313,17 @@ def fold(ids: Iterable[int]) -> list[tuple[int, int]]:
         else:
             ranges.append((job, job))
     return ranges
+
+
+PORTION = 2_000
+"""Jobs of a question in one turn: some hundredths of a second."""
+
+
+def portion(queue: Queue, todo: deque[int]) -> Iterator[tuple[int, Job | None]]:
+    """The next ids of a question that may name very many, taken off `todo`, and their jobs; none: it lives no more."""
+    for _ in range(min(PORTION, len(todo))):
+        job = todo.popleft()
+        yield job, queue.state.jobs.get(job)
 
 
 def expand(ranges: Iterable[tuple[int, int]], next_job: int) -> tuple[list[int], tuple[tuple[int, int], ...]]:

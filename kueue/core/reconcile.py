@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import msgspec
 
+from kueue.core import chaining, removal
 from kueue.core import facts as f
-from kueue.core import removal
 from kueue.core.queue import Queue
 from kueue.core.state import Attempt, Job, Node
 from kueue.core.wording import outcome_text
@@ -127,12 +127,14 @@ def _open_session(queue: Queue, worker: Worker, session: int, message: m.WorkerH
     worker.version = message.version
     worker.info = message.info
     worker.load = message.load
+    worker.knows_lines = message.lines
     worker.connected_wall = worker.updated_wall = now.wall
     worker.declined.clear()
     worker.declined_jobs.clear()
     worker.probing.clear()
     worker.asking.clear()
     worker.deferred.clear()
+    worker.unchained.clear()
     worker.unknown.clear()
     queue.unsettled = True
 
@@ -224,6 +226,7 @@ def _waits(queue: Queue, job: Job, attempt: Attempt, now: Now) -> None:
     queue.offered_at.pop(attempt.offer, None)
     if attempt.silent:
         queue.decide(f.AttemptReturned(job=job.id, offer=attempt.offer, started_wall=None, wall=now.wall))
+    chaining.waits_again(queue, attempt, now)
     if job.stop is not None:
         removal.send_stop_again(queue, job)
     elif attempt.overdue:
@@ -233,6 +236,8 @@ def _waits(queue: Queue, job: Job, attempt: Attempt, now: Now) -> None:
 def _lives(queue: Queue, job: Job, attempt: Attempt, started_wall: float, now: Now) -> None:
     """The attempt certainly runs there."""
     queue.offered_at.pop(attempt.offer, None)
+    if attempt.started_wall is None:
+        chaining.started(queue, job, attempt, started_wall, now)
     match job.state:
         case JobState.RUNNING if attempt.started_wall is not None:
             pass
@@ -308,7 +313,11 @@ def deferred(queue: Queue, worker: Worker, message: m.OfferDeferred, now: Now) -
     if found is None:
         return
     job, attempt = found
-    worker.deferred[job.template.request] = message.reason
+    if attempt.is_chained:
+        # It says nothing of the room that is there for an offer of its own.
+        worker.unchained.add(job.template.request)
+    else:
+        worker.deferred[job.template.request] = message.reason
     _returned(queue, job, attempt, "deferred", message.reason, now)
 
 
@@ -344,11 +353,14 @@ def ended(queue: Queue, worker: Worker, offer: int, end: EndRecord, now: Now) ->
         queue.say(worker.session, m.Acknowledge(offers=(offer,)))
     if end.started_wall is not None:
         worker.sees(job.template.directory)
+        chaining.ended(worker, job.template.request, end.outcome, end)
     if isinstance(end.outcome, Canceled) and job.stop is None:
         # Stopped there although nobody here wants it ended: an order for another life of this job. It runs again.
         lose(queue, job, attempt, f"it was stopped on {queue.name_of(worker.id)}", now)
         return
     queue.finish(job, end.outcome, now, end=end, stop=job.stop if isinstance(end.outcome, Canceled) else None)
+    if worker.is_set_aside(now.steady):
+        chaining.take_back_all(queue, worker.id, now)
 
 
 def gone(queue: Queue, worker: Worker, offer: int, reason: str, now: Now) -> None:

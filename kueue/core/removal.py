@@ -12,15 +12,13 @@ from collections import deque
 from collections.abc import Mapping
 
 from kueue.core import facts as f
-from kueue.core.queue import OPERATOR, Queue, Removal, expand, too_many
+from kueue.core.queue import OPERATOR, Queue, Removal, expand, portion, too_many
 from kueue.core.state import Job, StopWish
 from kueue.model import Canceled, JobState, Now, kind_of
 from kueue.protocol import messages as m
 
 PATIENCE_SECONDS = 9.5
 """Within the promised 10 s, with room for the way; counted from when the last of very many was asked to end."""
-PORTION = 2_000
-"""Jobs in one turn: some hundredths of a second."""
 
 
 def remove(queue: Queue, session: int, message: m.RemoveJobs, past: Mapping[int, f.FinishedJob], now: Now) -> None:
@@ -51,9 +49,7 @@ def go_on(queue: Queue, now: Now) -> None:
 
 
 def _work(queue: Queue, removal: Removal, now: Now) -> None:
-    for _ in range(min(PORTION, len(removal.todo))):
-        job_id = removal.todo.popleft()
-        job = queue.state.jobs.get(job_id)
+    for job_id, job in portion(queue, removal.todo):
         # One that has ended since is resolved by `review`.
         result = None if job is None else _remove_one(queue, job, removal.message, now)
         if result is not None:

@@ -14,8 +14,8 @@ Rules (T = `worker_timeout_seconds`, M = max(2 s, T/10), L = T - M)
 
 from __future__ import annotations
 
+from kueue.core import chaining, reconcile
 from kueue.core import facts as f
-from kueue.core import reconcile
 from kueue.core.queue import Queue
 from kueue.core.state import Attempt, Job
 from kueue.core.workers import Worker
@@ -97,6 +97,7 @@ def declare(queue: Queue, worker: Worker, now: Now) -> None:
 
 def _silence(queue: Queue, job: Job, attempt: Attempt, reason: str, now: Now) -> None:
     queue.offered_at.pop(attempt.offer, None)
+    queue.chained.pop(attempt.offer, None)
     on_lost = job.template.terms.on_lost
     if job.state is JobState.STOPPING and on_lost != "wait":
         assert job.stop is not None
@@ -135,6 +136,7 @@ def _overdue(queue: Queue, now: Now) -> None:
             continue
         job = queue.state.jobs[attempt.job]
         if job.state in {JobState.OFFERED, JobState.STOPPING} and attempt.started_wall is None and not attempt.overdue:
+            queue.chained.pop(offer, None)
             queue.decide(f.OfferOverdue(job=job.id, offer=offer, wall=now.wall))
             queue.tell_worker(attempt.node, m.WithdrawOffer(offer=offer))
             queue.remark(f"job={job.id} worker={queue.name_of(attempt.node)} does not answer offer {offer}")
@@ -163,4 +165,7 @@ def next_deadline(queue: Queue, now: Now) -> float | None:
             times.append(worker.set_aside_until)
     times.extend(since + queue.settings.job_offer_timeout_seconds for since in queue.offered_at.values())
     times.extend(removal.deadline for removal in queue.removals)
+    late = chaining.next_deadline(queue)
+    if late is not None:
+        times.append(late)
     return min(times, default=None)

@@ -21,15 +21,21 @@ from kueue.core.waiting import Waiting
 from kueue.core.wording import outcome_text
 from kueue.errors import Bug
 from kueue.model import (
-    Allocation,
+    Canceled,
+    Exited,
     JobRange,
     JobState,
+    Lost,
     NodeRecord,
+    NotStarted,
+    Outcome,
     Payload,
     Place,
     Request,
     Share,
+    Signaled,
     Terms,
+    TimedOut,
     from_os_text,
     kind_of,
 )
@@ -66,14 +72,27 @@ class StopWish:
 class Attempt:
     """One live attempt, or an offer that may become one."""
 
-    __slots__ = ("allocation", "job", "node", "number", "offer", "offered_wall", "overdue", "silent", "started_wall")
+    __slots__ = (
+        "allocation",
+        "job",
+        "line",
+        "node",
+        "number",
+        "offer",
+        "offered_wall",
+        "overdue",
+        "silent",
+        "started_wall",
+    )
 
-    def __init__(self, offer: int, job: int, node: int, allocation: Allocation, offered_wall: float) -> None:
-        self.offer = offer
-        self.job = job
-        self.node = node
-        self.allocation = allocation
-        self.offered_wall = offered_wall
+    def __init__(self, made: f.JobOffered) -> None:
+        self.offer = made.offer
+        self.job = made.job
+        self.node = made.node
+        self.allocation = made.allocation
+        self.offered_wall = made.wall
+        self.line = made.offer if made.line is None else made.line
+        """The first offer of its line: all members have one allocation, and one of them at a time runs."""
         self.number: int | None = None
         self.started_wall: float | None = None
         self.overdue = False
@@ -84,6 +103,15 @@ class Attempt:
     @property
     def share(self) -> Share:
         return self.allocation.shares[0]
+
+    @property
+    def is_chained(self) -> bool:
+        """It was offered ahead, behind another one."""
+        return self.line != self.offer
+
+    def waits_in_line(self, state: JobState) -> bool:
+        """Offered ahead and not started, as far as is known. `state`: of its job, which may be back from a silence."""
+        return self.is_chained and self.started_wall is None and state in {JobState.OFFERED, JobState.RUNNING}
 
 
 class Job(msgspec.Struct, eq=False, gc=False):
@@ -206,8 +234,26 @@ class Sums:
     failed_total: int = 0
     canceled_total: int = 0
     lost_attempts_total: int = 0
+    signaled_total: int = 0
+    timed_out_total: int = 0
+    not_started_total: int = 0
+    lost_total: int = 0
     timeout_seconds: float = 0.0
     never_given: tuple[tuple[int, int], ...] = ()
+
+    def count_failure(self, outcome: Outcome) -> None:
+        """Beside `failed_total`, by what it was."""
+        match outcome:
+            case Signaled():
+                self.signaled_total += 1
+            case TimedOut():
+                self.timed_out_total += 1
+            case NotStarted():
+                self.not_started_total += 1
+            case Lost():
+                self.lost_total += 1
+            case Exited() | Canceled():
+                pass
 
     def frozen(self) -> f.Aggregates:
         return f.Aggregates(**vars(self))
@@ -223,6 +269,8 @@ class State:
     sums: Sums = field(default_factory=Sums)
     jobs: dict[int, Job] = field(default_factory=dict)
     attempts: dict[int, Attempt] = field(default_factory=dict)
+    lines: dict[int, dict[int, Attempt]] = field(default_factory=dict)
+    """Line → its live attempts by offer, never none. Their allocation counts once in all sums."""
     nodes: dict[int, Node] = field(default_factory=dict)
     node_by_identity: dict[str, int] = field(default_factory=dict)
     waiting: Waiting = field(default_factory=Waiting)
@@ -435,12 +483,17 @@ class State:
             case "failed":
                 sums.failed += 1
                 sums.failed_total += 1
+                sums.count_failure(fact.outcome)
                 sums.run_seconds += int(run_seconds)
             case "canceled":
                 sums.canceled += 1
                 sums.canceled_total += 1
 
     # --- attempts and room -------------------------------------------------------------------------------------------
+
+    def is_alone(self, attempt: Attempt) -> bool:
+        """Whether its allocation is free when it has gone: no other member of its line lives."""
+        return len(self.lines[attempt.line]) == 1
 
     def _attempt_of(self, job: Job, offer: int) -> Attempt:
         if job.attempt is None or job.attempt.offer != offer:
@@ -450,10 +503,18 @@ class State:
     def _offered(self, job: Job, fact: f.JobOffered) -> None:
         if job.attempt is not None:
             raise Bug(f"job {job.id} is offered while offer {job.attempt.offer} may run")
-        attempt = Attempt(fact.offer, job.id, fact.node, fact.allocation, fact.wall)
+        attempt = Attempt(fact)
         job.attempt = attempt
         self.attempts[fact.offer] = attempt
         self.sums.next_offer = max(self.sums.next_offer, fact.offer + 1)
+        for share in fact.allocation.shares:
+            self.nodes[share.node].attempts[fact.offer] = attempt
+        members = self.lines.get(attempt.line)
+        if members is not None:
+            members[fact.offer] = attempt
+            return
+        # Also on replay, when those before it in the line are done and their facts are gone.
+        self.lines[attempt.line] = {fact.offer: attempt}
         for share in fact.allocation.shares:
             node = self.nodes[share.node]
             node.slots += share.slots
@@ -461,12 +522,18 @@ class State:
             node.ram_mb += share.ram_mb
             for name, units in share.named:
                 node.named.setdefault(name, set()).update(units)
-            node.attempts[fact.offer] = attempt
         for name, amount in fact.allocation.counters:
             self.used[name] = self.used.get(name, 0) + amount
 
     def _release(self, attempt: Attempt) -> None:
         del self.attempts[attempt.offer]
+        for share in attempt.allocation.shares:
+            del self.nodes[share.node].attempts[attempt.offer]
+        members = self.lines[attempt.line]
+        del members[attempt.offer]
+        if members:
+            return
+        del self.lines[attempt.line]
         for share in attempt.allocation.shares:
             node = self.nodes[share.node]
             node.slots -= share.slots
@@ -474,7 +541,6 @@ class State:
             node.ram_mb -= share.ram_mb
             for name, units in share.named:
                 node.named[name].difference_update(units)
-            del node.attempts[attempt.offer]
         for name, amount in attempt.allocation.counters:
             self.used[name] -= amount
 

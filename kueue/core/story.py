@@ -54,7 +54,8 @@ def event_of(fact: AnyFact) -> tuple[Event, ...]:
     """The fact in words; empty for those that tell people nothing."""
     match fact:
         case JobOffered():
-            return (Event(wall=fact.wall, who=SERVER, what=f"offered to worker {fact.node}", job=fact.job),)
+            ahead = "" if fact.line is None else " ahead, behind a short job"
+            return (Event(wall=fact.wall, who=SERVER, what=f"offered to worker {fact.node}{ahead}", job=fact.job),)
         case JobStarted():
             return (Event(wall=fact.wall, who=WORKER, what="started", job=fact.job),)
         case JobDone():

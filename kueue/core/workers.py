@@ -61,6 +61,12 @@ class Worker:
     """Directory → the offer that is out asking for it."""
     deferred: dict[Request, str] = field(default_factory=dict)
     """Request that it put off until its next report → why."""
+    knows_lines: bool = False
+    """It takes offers ahead."""
+    paces: dict[Request, float] = field(default_factory=dict)
+    """Request → mean run time in seconds of its newest jobs there, of those that are short; the newest last."""
+    unchained: set[Request] = field(default_factory=set)
+    """Requests of which it put off an offer ahead, until its next report."""
     unknown: dict[int, float] = field(default_factory=dict)
     """Offer → steady time since when this worker cannot say what became of it."""
     fast_failures: int = 0

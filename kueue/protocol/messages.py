@@ -523,6 +523,8 @@ class WorkerHello(Message, frozen=True, kw_only=True):
     totals: MachineTotals
     load: MachineLoad = MachineLoad()
     attempts: tuple[AttemptReport, ...] = ()
+    lines: bool = False
+    """It understands `Offer.line`."""
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
@@ -547,7 +549,7 @@ class AttemptStarted(Message, frozen=True, kw_only=True):
 
 
 class AttemptQueued(Message, frozen=True, kw_only=True):
-    """The offer is with the runner and starts when the attempt it waits for has ended. Not answered."""
+    """The offer is with the runner and starts when no earlier attempt of its line is left. Not answered."""
 
     offer: Number
 
@@ -655,6 +657,10 @@ class Offer(Message, frozen=True, kw_only=True):
     request: Request
     terms: Terms
     allocation: Allocation
+    line: int | None = None
+    """The first offer of its line, if another one begins it: it starts when no earlier attempt of that line is left,
+    in the room which that line holds. Only to workers that said `WorkerHello.lines`.
+    """
 
 
 class WithdrawOffer(Message, frozen=True, kw_only=True):

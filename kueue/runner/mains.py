@@ -5,12 +5,14 @@ S/runners/<id>/mains-<pid>    first the boot's id, then a line ``offer number st
 It is read only when its writer is dead, or mute. A line may be missing (full disk) or old (its process has ended, the
 offer is of another queue): the start time shows whether the process is still the one that was meant.
 """
-# ruff: noqa: PTH105, PTH108, PTH123, PTH208 (pathlib would cost the runner memory)
+# ruff: noqa: PTH123, PTH208 (pathlib would cost the runner memory)
 
 from __future__ import annotations
 
 import contextlib
 import os
+
+from kueue.runner import whole_file
 
 PREFIX = "mains-"
 FILE_BYTES = 256 * 1024  # some ten thousand starts; then those that have ended are dropped
@@ -23,9 +25,12 @@ class Mains:
         self._path = f"{folder}/{PREFIX}{os.getpid()}"
         self._handle = -1
         self._bytes = 0
+        self._is_torn = False
+        """The last line may not have been written to its end."""
         self._living: dict[int, bytes] = {}
         with contextlib.suppress(OSError):
-            self._open(self._path)
+            self._handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._append(_boot_id() + b"\n")
 
     def add(self, offer: int, pid: int, start: int) -> None:
         line = self._living[offer] = b"%d %d %d\n" % (offer, pid, start)
@@ -37,23 +42,21 @@ class Mains:
         self._living.pop(offer, None)
 
     def _append(self, line: bytes) -> None:
+        if self._is_torn:
+            # Two halves must not make one line that means a third attempt; this makes the first one mean nothing.
+            line = b" torn\n%s\n%s" % (_boot_id(), line)
+        self._is_torn = True
         with contextlib.suppress(OSError):
-            self._bytes += os.write(self._handle, line)
-
-    def _open(self, path: str) -> None:
-        self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._bytes = 0
-        self._append(_boot_id() + b"\n")
+            written = os.write(self._handle, line)
+            self._bytes += written
+            self._is_torn = written < len(line)
 
     def _write_again(self) -> None:
+        """Without those that have ended; the old file is the one that counts until the new one is whole."""
+        body = b"".join((_boot_id(), b"\n", *self._living.values()))
         with contextlib.suppress(OSError):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path + ".new")
-            old = self._handle
-            self._open(self._path + ".new")
-            for line in self._living.values():
-                self._append(line)
-            os.replace(self._path + ".new", self._path)
+            old, self._handle = self._handle, whole_file.written(self._path, body)
+            self._bytes, self._is_torn = len(body), False
             os.close(old)
 
 
@@ -63,7 +66,7 @@ def read_mains(folder: str) -> dict[int, tuple[int, int]]:
     boot = _boot_id()
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
-            if name.startswith(PREFIX) and not name.endswith(".new"):
+            if name.startswith(PREFIX) and not name.endswith(whole_file.DRAFT):
                 for offer, pid, start in _lines(f"{folder}/{name}", boot):
                     if start >= found.get(offer, (0, 0))[1]:
                         found[offer] = (pid, start)

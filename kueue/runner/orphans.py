@@ -47,12 +47,12 @@ class Orphans:
                 if dead:
                     for child in dead:
                         take(child.pid, None, self._keeper.spool)
-                        self._keeper.lost_spawner(child)
+                        self._keeper.course.lost_spawner(child)
                     continue
             ended = take(pid, self.children.pop(pid, None), self._keeper.spool)
             care = self._keeper.cares.get(ended.offer) if ended.offer is not None else None
             if care is not None:
-                self._keeper.exited(care, ended.record)
+                self._keeper.course.exited(care, ended.record)
 
     def find(self, care: Care, main: Record | None = None) -> None:
         """Find the main process of an attempt whose spawner died, or how it ended. `main`: how, if that is known."""
@@ -64,14 +64,16 @@ class Orphans:
             if noted is not None and noted[0] == care.pid:
                 care.start = noted[1]
             care.began(main["at"], main["wall"])
-            self._keeper.exited(care, main)
+            self._keeper.course.exited(care, main)
             return
         if care.pid is None:
             found = noted if noted is not None and is_same(*noted) else self._oldest(care)
             if found is not None:
-                self._keeper.forked(care, *found)
+                self._keeper.course.forked(care, *found)
             elif care.line and attempt.stop is None:
-                self._keeper.send_start(care.offer, self._keeper.policy.deadline)  # certain: its process was never made
+                self._keeper.course.order(
+                    care.offer, self._keeper.policy.deadline
+                )  # certain: its process was never made
                 return
             else:
                 self._keeper.do(
@@ -139,7 +141,7 @@ class Orphans:
                 self._keeper.spool.write_main(care.offer, main)
         self._explained(care.offer)
         if main is not None:
-            self._keeper.exited(care, main)
+            self._keeper.course.exited(care, main)
         else:
             self._keeper.do(self._keeper.policy.exited(care.offer, None, None, boottime()))
 

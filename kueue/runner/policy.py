@@ -7,6 +7,7 @@ their order*, and calls `Policy.tick` at `Policy.next_wake`. After each `Pause`,
 Rules
 - Nothing starts without a lease. At its end nothing starts, what was being stopped is killed, and attempts that may be
   given away (``on_lost = "rerun"``) are paused; they continue when a newer lease comes. Others are never paused.
+- Of a line one attempt lives at a time, the oldest that waits next; it starts when nothing of those before is left.
 - Stop: SIGTERM, grace, SIGKILL, proof. What is paused is killed at once and never continued for it.
 - An attempt is over when its main process has ended *and* nothing of its tree is left (or may be left).
 - Whether we ended it or it ended by itself is decided by what came first.
@@ -14,6 +15,7 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -124,7 +126,7 @@ class Terms:
     timeout_seconds: float | None = None
     keep_background: bool = False
     grace_seconds: float = 10.0
-    after: int | None = None
+    line: int | None = None
 
 
 @dataclass
@@ -174,6 +176,11 @@ class Attempt:
         return "starting" if self.phase == "starting" else "running"
 
     @property
+    def line(self) -> int:
+        """The first offer of its line."""
+        return self.offer if self.terms.line is None else self.terms.line
+
+    @property
     def lives(self) -> bool:
         """A process of it exists or may come into being at any moment."""
         return self.phase in ("starting", "running")
@@ -189,6 +196,8 @@ class Policy:
     attempts: dict[int, Attempt] = field(default_factory=dict)
     open: dict[int, Attempt] = field(default_factory=dict)
     """Those that are not over: what is over may stay for long, and costs nothing."""
+    lines: dict[int, set[int]] = field(default_factory=dict)
+    """Line → its open attempts, never none."""
     withdrawn: dict[int, None] = field(default_factory=dict)
     shut_down_until: float = float("-inf")
     """Until then machine or session are being shut down; see `shut_down`."""
@@ -203,7 +212,7 @@ class Policy:
                 self.lapsed = False
                 for attempt in self.open.values():
                     actions += self._resume(attempt, now)
-                actions += self._start_queued(now)
+                actions += self._start_queued(list(self.lines), now)
             return actions
         return self.tick(now)
 
@@ -216,11 +225,8 @@ class Policy:
         if now >= self.deadline:
             return [Tell(offer, "refused", "the worker has no lease")]
         attempt = Attempt(offer, terms, ordered_at=now)
-        self.attempts[offer] = self.open[offer] = attempt
-        before = self.attempts.get(terms.after) if terms.after is not None else None
-        if before is not None and before.phase != "over":
-            return [Tell(offer, "queued")]
-        return self._begin(attempt, now)
+        self._enter(attempt)
+        return self._begin(attempt, now) if self._is_its_turn(attempt) else [Tell(offer, "queued")]
 
     def stop(self, offer: int, kill: bool, grace: float, now: float) -> list[Action]:
         attempt = self.attempts.get(offer)
@@ -390,9 +396,10 @@ class Policy:
         attempt = Attempt(terms=terms, why_not=tuple(why_not) if why_not else None, **values)
         if attempt.lives and (attempt.stop or attempt.paused or attempt.main_ended):
             attempt.look_at = 0.0
-        self.attempts[attempt.offer] = attempt
-        if attempt.phase != "over":
-            self.open[attempt.offer] = attempt
+        if attempt.phase == "over":
+            self.attempts[attempt.offer] = attempt
+        else:
+            self._enter(attempt)
 
     def inherit(
         self, offer: int, terms: Terms, exit_status: tuple[int | None, int | None] | None, now: float
@@ -402,7 +409,7 @@ class Policy:
         `exit_status`: (code, signal) if the dead runner still wrote down how the main process ended.
         """
         attempt = Attempt(offer, terms, phase="running", ordered_at=now, main_ended=True)
-        self.attempts[offer] = self.open[offer] = attempt
+        self._enter(attempt)
         if exit_status is None:
             attempt.stop = "gone"
         else:
@@ -418,7 +425,7 @@ class Policy:
         attempt = self.attempts[offer]
         attempt.phase = "running"
         attempt.look_at = 0.0
-        self.open[offer] = attempt
+        self._enter(attempt)
 
     def over(self, offer: int, gone: bool) -> None:
         """An attempt whose record was found written: known, and over."""
@@ -434,21 +441,43 @@ class Policy:
         attempt.ordered_at = now
         return [Start(attempt.offer, self.deadline)]
 
-    def _start_queued(self, now: float) -> list[Action]:
-        """Queued attempts whose predecessor is over; without a lease they stay queued."""
-        if self._lapsed_for(now):
+    def _enter(self, attempt: Attempt) -> None:
+        self.attempts[attempt.offer] = self.open[attempt.offer] = attempt
+        self.lines.setdefault(attempt.line, set()).add(attempt.offer)
+
+    def _leave(self, attempt: Attempt) -> None:
+        del self.open[attempt.offer]
+        members = self.lines[attempt.line]
+        members.remove(attempt.offer)
+        if not members:
+            del self.lines[attempt.line]
+
+    def _is_its_turn(self, attempt: Attempt) -> bool:
+        """Nothing else of its line lives, nor waits for longer. Offers may come in another order than they were made:
+        a younger one may be running already.
+        """
+        members = self.lines[attempt.line]
+        if len(members) == 1:
+            return True
+        return min(members) == attempt.offer and not any(self.open[offer].lives for offer in members)
+
+    def _start_queued(self, lines: Iterable[int], now: float) -> list[Action]:
+        """Those whose turn it is; without a lease, and while all processes are being ended, they stay queued."""
+        if self._lapsed_for(now) or now < self.shut_down_until:
             return []
         actions: list[Action] = []
-        for attempt in self.open.values():
-            if attempt.phase == "queued":
-                before = self.attempts.get(attempt.terms.after or 0)
-                if before is None or before.phase == "over":
+        for line in lines:
+            members = self.lines.get(line)
+            if members:
+                attempt = self.open[min(members)]
+                if attempt.phase == "queued" and self._is_its_turn(attempt):
                     actions += self._begin(attempt, now)
         return actions
 
     def _drop(self, attempt: Attempt, word: str, now: float, note: str = "") -> list[Action]:
-        del self.attempts[attempt.offer], self.open[attempt.offer]
-        return [Tell(attempt.offer, word, note), *self._start_queued(now), *self._pause_done()]
+        del self.attempts[attempt.offer]
+        self._leave(attempt)
+        return [Tell(attempt.offer, word, note), *self._start_queued((attempt.line,), now), *self._pause_done()]
 
     def _remember_withdrawn(self, offer: int) -> None:
         self.withdrawn[offer] = None
@@ -546,10 +575,10 @@ class Policy:
             attempt.paused_seconds += now - attempt.paused_since
         end = self._end(attempt)
         attempt.phase = "over"
-        del self.open[attempt.offer]
+        self._leave(attempt)
         attempt.gone = end.kind == "gone"
         attempt.look_at = attempt.kill_at = None
-        return [end, *self._start_queued(now), *self._pause_done()]
+        return [end, *self._start_queued((attempt.line,), now), *self._pause_done()]
 
     def _end(self, attempt: Attempt) -> Finish:
         offer, leftovers, paused = attempt.offer, attempt.leftovers, attempt.paused_seconds

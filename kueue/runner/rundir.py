@@ -18,6 +18,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
+from kueue.runner import whole_file
 from kueue.runner.kernel import is_locked
 from kueue.runner.tree import status
 
@@ -75,9 +76,7 @@ class Rundir:
             "spawners": [_with_start(pid) for pid in spawners],
         }
         try:
-            with open(f"{self.path}/info.json.new", "w", encoding="ascii") as file:
-                json.dump(info, file)
-            os.replace(f"{self.path}/info.json.new", f"{self.path}/info.json")
+            whole_file.write(f"{self.path}/info.json", json.dumps(info).encode())
         except OSError:
             return False
         return True

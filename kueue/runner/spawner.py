@@ -50,7 +50,7 @@ class Spawner:
         self.ends: dict[int, Message] = {}
         """Offer → how its main process ended, with what it used, until the keeper shows that it knows."""
         self.mirror: dict[str, Any] = {}
-        """What the keeper would have us know: `keeper.Keeper.adopt` reads it."""
+        """What the keeper would have us know: `succession.take_over` reads it."""
         self._pipes: dict[int, tuple[int, Key, float]] = {}
         """Pipe of a child that has not executed its program yet → offer, what it starts, and since when."""
         self._start: Message | None = None

@@ -18,6 +18,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from kueue.runner import whole_file
+
 START = "start.json"
 MAIN = "main.json"
 NOT_STARTED = "not_started.json"
@@ -62,10 +64,8 @@ class Spool:
 
     def claim(self, offer: int, record: Record, runner: str) -> None:
         """The attempt is now looked after by this runner."""
-        path = f"{self.folder(offer)}/{START}"
         with contextlib.suppress(OSError):  # full disk: then the next one may claim it as well, nothing runs by then
-            self._write(path + ".new", {**record, "runner": runner})
-            os.rename(path + ".new", path)
+            whole_file.write(f"{self.folder(offer)}/{START}", _encoded({**record, "runner": runner}))
 
     def write_main(self, offer: int, record: Record) -> None:
         with contextlib.suppress(OSError):  # full disk: the same goes to the keeper in a message
@@ -74,12 +74,11 @@ class Spool:
     def write_exit(self, offer: int, record: Record) -> None:
         path = f"{self.folder(offer)}/{EXIT}"
         try:
-            self._write(path + ".new", record)
+            whole_file.write(path, _encoded(record))
         except FileNotFoundError:
             # Somebody, perhaps the job, has removed the directory: its end is told all the same.
             os.makedirs(self.folder(offer), 0o700, exist_ok=True)
-            self._write(path + ".new", record)
-        os.rename(path + ".new", path)
+            whole_file.write(path, _encoded(record))
 
     def write_not_started(self, offer: int, record: Record) -> None:
         with contextlib.suppress(OSError):  # as with `write_main`
@@ -138,6 +137,10 @@ class Spool:
     def _write(path: str, record: Record) -> None:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            os.write(handle, json.dumps(record).encode())
+            whole_file.fill(handle, _encoded(record))
         finally:
             os.close(handle)
+
+
+def _encoded(record: Record) -> bytes:
+    return json.dumps(record).encode()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kueue.runner import cgroup
@@ -34,8 +33,13 @@ def take_over(keeper: Keeper, spawner: Spawner) -> None:
     keeper.reviver.adopt(mirror.get("reviver") or {}, now)
     rows = mirror.get("rows") or {}
     mine = [(offer, record) for offer, record in keeper.spool.starts() if record.get("runner") == keeper.rundir.runner]
-    for offer, record in mine:
+    # Oldest first: what waits in a line is given back when it comes up, before any that waits behind it is known.
+    for offer, record in sorted(mine, key=_offer):
         _adopt(keeper, offer, record, rows.get(str(offer)), spawner)
+
+
+def _offer(entry: tuple[int, Record]) -> int:
+    return entry[0]
 
 
 def _is_over(keeper: Keeper, care: Care) -> bool:
@@ -47,7 +51,7 @@ def _is_over(keeper: Keeper, care: Care) -> bool:
     care.executed = end["started_wall"] is not None
     care.started_wall = end["started_wall"]
     keeper.policy.over(care.offer, end["outcome"]["type"] == "lost")
-    keeper.drop_tree(care)
+    keeper.ends.drop_tree(care)
     return True
 
 
@@ -63,8 +67,9 @@ def _adopt(keeper: Keeper, offer: int, record: Record, row: dict[str, Any] | Non
             keeper.scanner.know_main(care.tag, care.pid, care.start)
     else:
         keeper.policy.deadline, deadline = float("inf"), keeper.policy.deadline
-        # Whether it had to wait for another one shows in what there is of it.
-        keeper.policy.start(offer, replace(terms_of(record), after=None), boottime())
+        # Whether it had to wait for others of its line shows in what there is of it.
+        keeper.policy.start(offer, terms_of(record), boottime())
+        keeper.policy.attempts[offer].phase = "starting"
         keeper.policy.deadline = deadline
         keeper.policy.lapsed = False  # if there is no lease, it has still to be paused
     attempt = keeper.policy.attempts[offer]
@@ -84,7 +89,7 @@ def _adopt(keeper: Keeper, offer: int, record: Record, row: dict[str, Any] | Non
     if offer in spawner.pids:
         pid = spawner.pids[offer]
         birth = status(pid)  # our child, and not reaped: it is there
-        keeper.forked(care, pid, birth.start if birth else 0)
+        keeper.course.forked(care, pid, birth.start if birth else 0)
         keeper.orphans.children[pid] = offer
         if not care.executed:
             care.executed = True

@@ -4,14 +4,17 @@ Rules
 - Only for a command on this host, at the local socket: the file is written with the rights of this account.
 - One portion for each round of the driver, so that commits, answers and leases go on; one backup at a time.
 - A caller that leaves, or a stop of the server, ends the copy and leaves nothing behind.
+- The target may lie on a file server that hangs. Whatever touches it runs in a thread that is not waited for without
+  end, and of these there are few: then there are no more backups, and everything else goes on.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
@@ -28,8 +31,15 @@ if TYPE_CHECKING:
 
 TELL_SECONDS = 0.5
 """Between two words on how far the copy is."""
+ANSWER_SECONDS = 60.0
+"""A file server that is restarted answers again by then."""
+SLOWEST_BYTES_PER_SECOND = 2 * 2**20
+"""A copy may take that much longer; a home over a bad wireless link."""
+LEAVE_SECONDS = 2.0
+"""For removing a draft where the copy was to go. One that stays is swept up by the next backup there."""
 
 _log = log.logger("server")
+T = TypeVar("T")
 
 
 async def answer(session: Session, question: m.Backup) -> None:
@@ -42,6 +52,11 @@ async def answer(session: Session, question: m.Backup) -> None:
     if session.driver.backing_up.locked():
         session.say(m.BackedUp(seq=question.seq, end=False, note="Another backup is being made; waiting for it."))
     async with session.driver.backing_up:
+        if not session.driver.backup_threads.available_tokens:
+            raise UserError(
+                "Earlier backups still wait for the file server they were to go to: no more until it answers.",
+                hint="A restart of the server forgets them; the jobs go on.",
+            )
         await _make(session, question, target)
 
 
@@ -64,11 +79,14 @@ async def _make(session: Session, question: m.Backup, target: Path) -> None:
         for one in begun:
             one.abort()
 
+    def leave() -> None:
+        for one in begun:
+            one.leave()
+
     try:
         state = await driver.read(lambda store: store.path)
-        # The target may lie on a file server that hangs: what touches it keeps nobody else waiting.
-        plan = await trio.to_thread.run_sync(
-            partial(backup.plan, target, state, force=question.force), abandon_on_cancel=True
+        plan = await _touching(
+            session, target, ANSWER_SECONDS, partial(backup.plan, target, state, force=question.force)
         )
         copy = await driver.read(begin)
         told = trio.current_time()
@@ -78,13 +96,17 @@ async def _make(session: Session, question: m.Backup, target: Path) -> None:
                 _tell(session, question, copy)
         _tell(session, question, copy)
         # No turn of the store is needed for the copy itself, and it is looked at page by page.
-        summary = await trio.to_thread.run_sync(copy.finish)
+        summary = await _touching(
+            session, target, ANSWER_SECONDS + copy.progress.total / SLOWEST_BYTES_PER_SECOND, copy.finish
+        )
     except KueueError as error:
         _log.warning("the backup %s failed: %s", target, error)
         raise
     finally:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(give_up)
+            with trio.move_on_after(LEAVE_SECONDS):
+                await trio.to_thread.run_sync(leave, abandon_on_cancel=True, limiter=driver.backup_threads)
     _log.info("%s", log.keys(backup=target, bytes=summary.size, live=summary.live, next_job=summary.next_job))
     session.say(
         m.BackedUp(
@@ -96,6 +118,16 @@ async def _make(session: Session, question: m.Backup, target: Path) -> None:
             finished=summary.finished,
             next_job=summary.next_job,
         )
+    )
+
+
+async def _touching(session: Session, target: Path, seconds: float, call: Callable[[], T]) -> T:
+    """The result of `call`, which touches the target. Raises `UserError` when it takes longer; then it may go on."""
+    with trio.move_on_after(seconds):
+        return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=session.driver.backup_threads)
+    raise UserError(
+        f"The backup {target} was given up: what holds {target.parent} has not taken it in {seconds:.0f} s.",
+        hint="Is its file server away, or very slow? The kueue server is unharmed. Name a directory elsewhere.",
     )
 
 

@@ -135,6 +135,7 @@ def _copied(where: places.Places, target: Path, *, force: bool) -> backup.Summar
             return copy.finish()
         finally:
             copy.abort()
+            copy.leave()
     finally:
         with contextlib.suppress(sqlite3.Error):
             connection.close()

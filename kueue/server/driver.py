@@ -52,6 +52,8 @@ ROUND = 2_000
 """Most messages of one round: the engine then keeps the loop for a tenth of a second at worst."""
 MEND_SECONDS = 1.0
 UNREAD_STEP_SECONDS = 15.0
+WATCHED_PART = 0.75
+"""Of the time-out before which a worker can count as silent: enough for three tries to come back after a stall."""
 _log = log.logger("server")
 
 
@@ -73,12 +75,21 @@ class Driver:
         self.upkeep = Upkeep(self)
         self.measures = Measures()
         self.backing_up = trio.Lock()
+        self.backup_threads = trio.CapacityLimiter(6)
+        """Three at most for each backup that was given up, for as long as its file server hangs."""
         self.secrets: tuple[str, ...] = ()
         """Fingerprints of the secrets that count, the present one first."""
         self.idle_since = now().steady
         """Steady seconds of the last message or fact."""
         self._now = now
-        self._timekeeper = Timekeeper(self._stalled, lambda: self.settings.margin_seconds / 4, now, slept)
+        self._timekeeper = Timekeeper(
+            self._stalled,
+            lambda: self.settings.margin_seconds / 4,
+            lambda: self.settings.worker_timeout_seconds * WATCHED_PART,
+            lambda: self.engine.next_deadline(self._now()),
+            now,
+            slept,
+        )
         self._ledger = Ledger(store, settings, now, self._deafen)
         self._stopping = ""
         self._busy = False
@@ -262,6 +273,7 @@ class Driver:
         else:
             now = self._now()
             due = self._ledger.probe_at if self._ledger.read_only else self.engine.next_deadline(now)
+            self._timekeeper.expects(due)
             # Not below 5 ms: a deadline that another message has to settle must not keep the processor busy.
             pause = float("inf") if due is None else max(0.005, due - now.steady)
             with trio.move_on_after(pause):
@@ -341,6 +353,7 @@ class Driver:
     async def _pass_time(self) -> None:
         """Let due deadlines act, after all was heard that has arrived."""
         due = self.engine.next_deadline(self._now())
+        self._timekeeper.expects(due)
         if due is None or due > self._now().steady:
             return
         # One turn of the loop polls the sockets, one wakes their readers, one lets them post.

@@ -1,20 +1,15 @@
-"""What the server shows of itself: /metrics and /healthz at a place of the settings, and a file for node_exporter.
+"""What the server shows of itself in its window, and in a file for node_exporter.
 
 Rules
-- All of it is in the server's own loop and none of it may stop the server: a failure is a line of the log.
 - The state is looked at directly, between two turns of the engine; what is counted by job is counted after its commit.
 - The disk is asked in a thread that is given up when it hangs; its figures are missing then.
-- `renew` makes changed settings count at once.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from contextlib import suppress
-from http import HTTPStatus
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,15 +17,14 @@ import trio
 
 from kueue import clock, log
 from kueue.config import MetricsSettings
-from kueue.http import Page, Site
 from kueue.net import Entrance
 from kueue.server import outage
 from kueue.server.driver import Driver
+from kueue.window import Window
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from kueue.exposition import Program
     from kueue.server.metrics import Disk
 
 TEXTFILE_SECONDS = 15.0
@@ -44,79 +38,43 @@ REMOVE_SECONDS = 1.0
 _log = log.logger("server.metrics")
 
 
-class Window:
-    """The figures of one server. `run` serves them; prometheus-client is loaded only if somebody wants them."""
+class ServerWindow(Window[MetricsSettings]):
+    """The figures of one server."""
+
+    program = "kueue_server"
+    module = "kueue.server.metrics"
+    what_goes_on = "the queue"
 
     def __init__(self, driver: Driver, entrance: Entrance, store: Path, settings: MetricsSettings) -> None:
         """`store`: the file of the state."""
+        super().__init__(settings)
         self._driver = driver
         self._entrance = entrance
         self._store = store
-        self._settings = settings
-        self._changed = trio.Event()
-        self._program: Program | None = None
-        self._site = Site({"/metrics": self.metrics, "/healthz": self.health, "/": self.index})
         self._threads = trio.CapacityLimiter(2)
+        self._started_wall = clock.now().wall
 
-    def renew(self, settings: MetricsSettings) -> None:
-        """Make these settings count from now on."""
-        if settings != self._settings:
-            self._settings = settings
-            self._changed.set()
+    def place(self) -> str:
+        return self.settings.server_bind
 
-    async def run(self) -> None:
-        """Until cancelled, or until a bug of ours: the queue goes on without figures then."""
-        try:
-            while True:
-                self._changed = trio.Event()
-                async with trio.open_nursery() as nursery:
-                    await self._open(nursery)
-                    await self._changed.wait()
-                    nursery.cancel_scope.cancel()
-        except Exception:  # noqa: BLE001  logged whole; the queue must go on
-            _log.exception("a bug: there are no figures until the next start; the queue goes on")
+    def wants_figures(self) -> bool:
+        return bool(self.settings.server_bind or self.settings.server_textfile)
 
-    async def _open(self, nursery: trio.Nursery) -> None:
-        settings = self._settings
-        if settings.server_bind or settings.server_textfile:
-            # 60 ms, in which heartbeats are answered.
-            await trio.to_thread.run_sync(import_module, "kueue.server.metrics")
+    def open(self, nursery: trio.Nursery) -> None:
+        if self.wants_figures():
             nursery.start_soon(self._sample_lag)
-        if settings.server_bind:
-            nursery.start_soon(self._site.listen, settings.server_bind, "/metrics and /healthz")
-        if settings.server_textfile:
-            nursery.start_soon(self._keep_file, Path(settings.server_textfile))
+        if self.settings.server_textfile:
+            nursery.start_soon(self._keep_file, Path(self.settings.server_textfile))
 
-    # --- pages -------------------------------------------------------------------------------------------------------
-
-    async def metrics(self, accept: str) -> Page:
-        """All figures, in the format that was asked for."""
-        from kueue.exposition import Program, rendered  # noqa: PLC0415  loaded by `_open`, if at all
-
-        if self._program is None:
-            self._program = Program()
-        families = await self._families()
-        kind, body = await rendered([*families, *self._program.families()], accept)
-        return Page(body, kind)
-
-    async def health(self, _: str) -> Page:
-        """200 if jobs are accepted and offered, else 503; the word says why."""
-        word = "ok"
+    def state(self) -> str:
+        """``ok`` if jobs are accepted and offered."""
         if self._driver.is_stopping:
-            word = "stopping"
-        elif self._driver.is_rebuilding:
-            word = "rebuilding"
-        elif self._driver.read_only:
-            word = "read-only"
-        status = HTTPStatus.OK if word == "ok" else HTTPStatus.SERVICE_UNAVAILABLE
-        return Page(json.dumps({"status": word}).encode() + b"\n", "application/json", status)
+            return "stopping"
+        if self._driver.is_rebuilding:
+            return "rebuilding"
+        return "read-only" if self._driver.read_only else "ok"
 
-    async def index(self, _: str) -> Page:
-        """For the person who looks whether anything is there."""
-        await trio.lowlevel.checkpoint()
-        return Page(b"kueue_server: see /metrics and /healthz\n")
-
-    async def _families(self) -> list[Metric]:
+    async def families(self) -> list[Metric]:
         from kueue.server.metrics import Sight, families  # noqa: PLC0415  as above
 
         disk = await self._disk()
@@ -136,6 +94,7 @@ class Window:
                 },
                 refused_total=self._entrance.refused_total,
                 disk=disk,
+                started_wall=self._started_wall,
             )
         )
 
@@ -169,7 +128,7 @@ class Window:
         from kueue.exposition import rendered, write_file  # noqa: PLC0415  as above
 
         # Without process_… and python_…: node_exporter has its own of these names and refuses all if they differ.
-        _, body = await rendered(await self._families())
+        _, body = await rendered(await self.families())
         with trio.move_on_after(WRITE_SECONDS):
             try:
                 await trio.to_thread.run_sync(write_file, path, body, abandon_on_cancel=True, limiter=limiter)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import trio
 
-from kueue import __version__, config, identity, log, places
+from kueue import __version__, config, console, identity, log, places
 from kueue.config import Config
 from kueue.errors import EXIT_CANCELED, EXIT_OWN_FAILURE, ConfigError, KueueError, UsageError
 from kueue.server import copies, recovery, restore
@@ -29,16 +29,20 @@ _log = log.logger("server")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; exits with 0 after an orderly stop, else with the code of what went wrong."""
+    sys.exit(console.concluded(lambda: _concluded(arguments)))
+
+
+def _concluded(arguments: Sequence[str] | None) -> int:
     options = _parser().parse_args(arguments)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # the name of a backup need not be text
     try:
-        sys.exit(_run(options))
+        return _run(options)
     except KueueError as error:
         _complain(error, trace=options.debug)
-        sys.exit(error.exit_code)
+        return error.exit_code
     except KeyboardInterrupt:
-        sys.exit(EXIT_CANCELED if options.backup or options.restore else 0)
+        return EXIT_CANCELED if options.backup or options.restore else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -78,6 +82,7 @@ def _file(word: str) -> str:
 
 
 def _complain(error: KueueError, *, trace: bool) -> None:
+    log.written()  # what was said before stands above it
     print(f"Error: {error}", file=sys.stderr)  # noqa: T201  there may be no log yet
     if error.hint:
         print(f"Hint: {error.hint}", file=sys.stderr)  # noqa: T201  as above
@@ -115,6 +120,7 @@ def _run(options: argparse.Namespace) -> int:
             backup.sweep_beside(recovery.state_file(Path(where.server)))
             # Before the service hears signals: a reload that comes now has nothing to reload, and must not end us.
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            log.unhurried()
             _allow_many_connections()
             known = identity.identities(
                 settings.common.shared_secret, settings.common.shared_secret_previous, where.cache

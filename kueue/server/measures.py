@@ -7,40 +7,20 @@ Rules
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import TypeAlias
 
 from kueue.core import facts as f
 from kueue.core.engine import Engine
-from kueue.model import Canceled, Exited, Lost, NotStarted, Outcome, Signaled, TimedOut
 from kueue.protocol.messages import WorkerWelcome
 from kueue.server.batch import Pending
 from kueue.tally import JOB_SECONDS, SHORT_SECONDS, Histogram
 
-OUTCOMES = ("succeeded", "failed", "signaled", "timed_out", "canceled", "lost", "not_started")
 SWEEP = 1_000
 """Most offers that are remembered beyond twice the live ones; jobs that were ended by force leave some behind."""
 
 _Start: TypeAlias = tuple[int, int, float]
 """Job, offer, UTC seconds."""
-
-
-def outcome_word(outcome: Outcome) -> str:
-    """One of `OUTCOMES`; ``failed`` is an exit status other than 0."""
-    match outcome:
-        case Exited(code):
-            return "succeeded" if code == 0 else "failed"
-        case Signaled():
-            return "signaled"
-        case NotStarted():
-            return "not_started"
-        case TimedOut():
-            return "timed_out"
-        case Canceled():
-            return "canceled"
-        case Lost():
-            return "lost"
 
 
 class Measures:
@@ -49,8 +29,6 @@ class Measures:
     def __init__(self) -> None:
         self.sums = f.Aggregates()
         """As they are stored."""
-        self.finished: Counter[str] = Counter()
-        """By `OUTCOMES`."""
         self.attempts_started = 0
         self.worker_connects = 0
         self.wait = Histogram(JOB_SECONDS)
@@ -73,7 +51,6 @@ class Measures:
             return
         self.sums = engine.aggregates()
         for row in batch.finished:
-            self.finished[outcome_word(row.outcome)] += 1
             if row.end is not None and row.started_wall is not None:
                 self.run.observe(row.run_seconds)
         starts = self._starts(batch.facts)

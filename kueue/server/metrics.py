@@ -21,6 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from kueue import exposition
 from kueue.core.engine import Engine
+from kueue.core.facts import Aggregates
 from kueue.core.placement import Room, obstacle, short_counter, too_small
 from kueue.core.queries import worker_state
 from kueue.core.queue import Queue
@@ -30,7 +31,7 @@ from kueue.core.waiting import Shape
 from kueue.core.workers import Worker
 from kueue.exposition import histogram, label
 from kueue.model import JobState, MachineTotals, Now
-from kueue.server.measures import OUTCOMES, Measures
+from kueue.server.measures import Measures
 
 CAP_NAME = "global_max_parallel_jobs"
 """The counter behind that setting, as people know it."""
@@ -68,6 +69,8 @@ class Sight:
     refused_total: int = 0
     disk: Disk | None = None
     """None: it does not answer."""
+    started_wall: float = 0.0
+    """Of the server, Unix seconds."""
 
 
 def families(sight: Sight) -> list[Metric]:
@@ -109,14 +112,11 @@ def _jobs(sight: Sight) -> Iterator[Metric]:
         _pending(queue, sight.now),
     )
     yield _counter("kueue_jobs_submitted", f"Jobs that were submitted. {DURABLE}", sums.submitted_total)
-    # What is durable of the others is one sum; a restart would make a jump of it in one of them.
-    ended = {**measures.finished, "succeeded": sums.succeeded_total, "canceled": sums.canceled_total}
     yield _counters(
         "kueue_jobs_finished",
-        "Jobs that are done, by outcome; failed is an exit status other than 0. Succeeded and canceled survive a "
-        "restart of the server, the others count since its start.",
+        f"Jobs that are done, by outcome; failed is an exit status other than 0. {DURABLE}",
         "outcome",
-        {word: ended.get(word, 0) for word in OUTCOMES},
+        _finished(sums),
     )
     yield histogram(
         "kueue_job_wait_seconds",
@@ -135,6 +135,21 @@ def _jobs(sight: Sight) -> Iterator[Metric]:
         sums.lost_attempts_total,
     )
     yield _counter("kueue_attempts_started", f"Attempts that began to run. {SINCE_START}", measures.attempts_started)
+
+
+def _finished(sums: Aggregates) -> dict[str, int]:
+    others = {
+        "signaled": sums.signaled_total,
+        "timed_out": sums.timed_out_total,
+        "lost": sums.lost_total,
+        "not_started": sums.not_started_total,
+    }
+    return {
+        "succeeded": sums.succeeded_total,
+        "failed": sums.failed_total - sum(others.values()),
+        "canceled": sums.canceled_total,
+        **others,
+    }
 
 
 def _pending(queue: Queue, now: Now) -> dict[str, int]:
@@ -268,6 +283,8 @@ def _resources(queue: Queue) -> Iterator[Metric]:
 
 def _program(sight: Sight) -> Iterator[Metric]:
     measures = sight.measures
+    # The process_… of the page are not in the file for node_exporter.
+    yield _gauge("kueue_start_time_seconds", "Since when the server runs, Unix time.", sight.started_wall)
     yield _counter(
         "kueue_worker_connects", f"Sessions of workers that were taken in. {SINCE_START}", measures.worker_connects
     )

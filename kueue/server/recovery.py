@@ -7,7 +7,7 @@ import sqlite3
 import time
 from pathlib import Path
 
-from kueue import log
+from kueue import log, places
 from kueue.errors import KueueError, UserError
 from kueue.storage.backup import examined
 from kueue.storage.opening import open_to_copy
@@ -45,6 +45,7 @@ def recover(directory: Path) -> int:
         if companion.exists():
             companion.rename(directory / (aside + suffix))
     draft.rename(source)
+    places.sync_directory(directory)
     for sentence in saved.lost:
         _log.warning("lost: %s", sentence)
     if saved.held:

@@ -19,7 +19,7 @@ from kueue.config import Config
 from kueue.core.settings import Settings
 from kueue.errors import KueueError
 from kueue.server.driver import Driver
-from kueue.server.http import Window
+from kueue.server.http import ServerWindow
 from kueue.server.recovery import state_file
 from kueue.server.session import greet
 from kueue.storage.store import Store
@@ -58,8 +58,9 @@ class Service:
         self._driver.upkeep.interval_seconds = settings.server.maintenance_interval_seconds
         self._driver.renew_secrets(_fingerprints(identities))
         self._entrance = net.Entrance(identities, partial(greet, self._driver))
-        self._window = Window(self._driver, self._entrance, state_file(Path(where.server)), settings.metrics)
+        self._window = ServerWindow(self._driver, self._entrance, state_file(Path(where.server)), settings.metrics)
         self._port = settings.common.server_port
+        self._reloads = 0
         self._sockets: dict[str, trio.CancelScope] = {}
         """Paths of the local sockets that are served, each with what ends it."""
 
@@ -147,7 +148,11 @@ class Service:
             if self._driver.is_stopping:
                 continue
             if number == signal.SIGHUP:
-                await self._reload(nursery)
+                log.outlive_terminal("kueue_server", f"{self._places.server}/server.log", f"kill {os.getpid()}")
+                self._reloads += 1
+                if self._reloads == 1:
+                    # Not here: on a dead file server the settings have no answer, and a signal to stop comes behind.
+                    nursery.start_soon(self._reload_all, nursery)
             else:
                 self._stop(number)
 
@@ -165,10 +170,17 @@ class Service:
         with trio.move_on_after(LAST_WORDS_SECONDS):
             await self._driver.empty()
 
+    async def _reload_all(self, nursery: trio.Nursery) -> None:
+        """As long as it was asked for; of those that came during one a single further one does."""
+        while self._reloads:
+            self._reloads = 1
+            await self._reload(nursery)
+            self._reloads -= 1
+
     async def _reload(self, nursery: trio.Nursery) -> None:
         notify.reloading()
         try:
-            new = await trio.to_thread.run_sync(_read_again, self._settings.path)
+            new = await trio.to_thread.run_sync(_read_again, self._settings.path, abandon_on_cancel=True)
             secrets = new.common.shared_secret, new.common.shared_secret_previous
             identities = await trio.to_thread.run_sync(identity.identities, *secrets, self._places.cache)
             await self._driver.reload(engine_settings(new))

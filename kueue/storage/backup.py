@@ -5,6 +5,8 @@ Rules
   goes wrong before leaves nothing behind.
 - A file server that hangs must not hang the state's owner: a copy that goes to one is first made beside the state, and
   brought there by `finish`, which needs no turn of the owner. Other disks are written at once.
+- Whoever waits for `finish` may stop waiting: after `abort` it publishes nothing more, whenever its file server
+  answers, and touches no file but those it has made itself.
 - What fails here is the copy's trouble alone and comes as `UserError`: the state and its owner are as before.
 
 Theory of operation
@@ -19,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import sqlite3
 import stat
 import threading
@@ -94,7 +95,7 @@ class Copy:
         self._source = source
         self._target = plan.target
         self._plan = plan
-        self._is_over = self._is_aborted = False
+        self._is_over = self._is_aborted = self._is_published = False
         self._progress = Progress(0, 1)
         self._failure: BaseException | None = None
         self._turn = threading.Lock()
@@ -105,12 +106,13 @@ class Copy:
         self._draft = path.with_name(f"{path.name}.copy") if plan.is_staged else self._final
         self._page = _number(source, "PRAGMA page_size")
         _check_room(self._draft, path, self._page * _number(source, "PRAGMA page_count"))
+        self._own: dict[Path, tuple[int, int]] = {}
+        """The drafts that were made here → device and inode. A later copy to the same target has the same names."""
         self._connection = self._opened()
 
     def _opened(self) -> sqlite3.Connection:
         with _told(self._target):
-            self._draft.unlink(missing_ok=True)
-            os.close(os.open(self._draft, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+            os.close(self._create(self._draft))
             connection = open_alone(self._draft, "rw")
             # A draft that a crash spoils is worth nothing; it is flushed once, when it is whole.
             connection.execute("PRAGMA journal_mode = OFF")
@@ -121,8 +123,7 @@ class Copy:
     def step(self) -> bool:
         """Copy one portion. True when all is copied. Raises `UserError`; nothing is left behind then."""
         with self._turn:
-            if self._is_aborted:
-                raise UserError(f"The copy to {self._target} was given up.")
+            self._go_on()
             if self._is_over:
                 return True
             if self._thread is None:
@@ -162,9 +163,9 @@ class Copy:
             raise _Aborted
 
     def finish(self) -> Summary:
-        """Check the whole copy and give it its name. Takes seconds for a large one.
+        """Check the whole copy and give it its name. Takes seconds for a large one, for ever on a dead file server.
 
-        Raises `UserError`; nothing is left behind then.
+        Raises `UserError`, also when it was given up meanwhile; nothing is left behind then.
         """
         try:
             with _told(self._target):
@@ -174,6 +175,7 @@ class Copy:
                 return summary
         except BaseException:
             self.abort()
+            self.leave()
             raise
 
     def _examined(self) -> Summary:
@@ -192,25 +194,61 @@ class Copy:
 
     def _publish(self) -> None:
         if self._draft != self._final:
-            _bring(self._draft, self._final)
+            self._bring()
+        self._go_on()
         # A copy takes its time: what was free may be taken.
         if self._plan.force:
             self._final.replace(self._target)
         else:
             _rename_new(self._final, self._target)
         places.sync_directory(self._target.parent)
+        self._is_published = True
+
+    def _bring(self) -> None:
+        with self._draft.open("rb") as source, os.fdopen(self._create(self._final), "wb") as sink:
+            while portion := source.read(PORTION_PAGES * 4096):
+                self._go_on()
+                sink.write(portion)
+            sink.flush()
+            os.fsync(sink.fileno())
+        self._unlink(self._draft)
+
+    def _create(self, draft: Path) -> int:
+        draft.unlink(missing_ok=True)
+        descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        about = os.fstat(descriptor)
+        self._own[draft] = (about.st_dev, about.st_ino)
+        return descriptor
+
+    def _unlink(self, draft: Path) -> None:
+        with contextlib.suppress(OSError):
+            about = draft.lstat()
+            if self._own.get(draft) == (about.st_dev, about.st_ino):
+                draft.unlink()
+
+    def _go_on(self) -> None:
+        if self._is_aborted:
+            raise UserError(f"The copy to {self._target} was given up.")
 
     def abort(self) -> None:
-        """Give the copy up and remove what there is of it; does nothing to a finished one."""
+        """Give the copy up and remove what there is of it beside the state; does nothing to a finished one.
+
+        What there is of it at a file server is removed by `leave`.
+        """
+        if self._is_published:
+            return
         with self._turn:
             self._is_aborted = True
             if self._thread is not None and self._thread.is_alive():
                 self._go.release()
                 self._thread.join()
             self._connection.close()
-            for one in {self._draft, self._final}:
-                with contextlib.suppress(OSError):
-                    one.unlink()
+            self._unlink(self._draft)
+
+    def leave(self) -> None:
+        """Remove what there is of a copy that was given up where it was to go. Hangs with a file server that does."""
+        if not self._is_published:
+            self._unlink(self._final)
 
 
 def open_alone(path: Path, mode: str, *, is_still: bool = False) -> sqlite3.Connection:
@@ -345,16 +383,6 @@ def _draft_of(target: Path) -> Path:
 
 def _draft_prefix(target: Path) -> str:
     return f".{os.fsdecode(os.fsencode(target.name)[:_NAME_BYTES])}.part-"
-
-
-def _bring(draft: Path, final: Path) -> None:
-    final.unlink(missing_ok=True)
-    descriptor = os.open(final, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    with draft.open("rb") as source, os.fdopen(descriptor, "wb") as sink:
-        shutil.copyfileobj(source, sink, PORTION_PAGES * 4096)
-        sink.flush()
-        os.fsync(sink.fileno())
-    draft.unlink()
 
 
 def _check_room(target: Path, state: Path, size: int) -> None:

@@ -47,7 +47,7 @@ from kueue.protocol.messages import (
 from kueue.worker.actions import Action, CheckPlace, Close, DropOutput, Fetch, Instruct, Say
 from kueue.worker.guard import LeaseGuard
 from kueue.worker.heartbeats import Heartbeats
-from kueue.worker.known import NO_SHARE, Attempt, Memo, how_it_stands, learn, report, why_not_now
+from kueue.worker.known import NO_SHARE, Attempt, Memo, how_it_stands, learn, report, why_not_behind, why_not_now
 from kueue.worker.orders import (
     Attached,
     AttemptState,
@@ -141,6 +141,11 @@ class Agent:
         return self._state == "open"
 
     @property
+    def has_more_in_lines(self) -> bool:
+        """The runner has more to start by itself when what runs has ended."""
+        return any(attempt.state == "queued" and attempt.memo.line is not None for attempt in self.attempts.values())
+
+    @property
     def timeout_seconds(self) -> float | None:
         """The server's ``worker_timeout_seconds``, also between sessions; None until a server has said it."""
         return self._guard.timeout_seconds if self._was_told else None
@@ -174,6 +179,7 @@ class Agent:
             totals=self.totals,
             load=self.load,
             attempts=tuple(report(attempt) for attempt in sorted(self.attempts.values(), key=lambda one: one.offer)),
+            lines=True,
         )
 
     def session_closed(self) -> None:
@@ -306,16 +312,23 @@ class Agent:
         return self._say(OfferRejected(offer=offer, reason=reason))
 
     def _take(self, offer: Offer, boottime: float) -> list[Action]:
-        """Room is there: into the hands of the runner. Else: not now."""
+        """Room is there: into the hands of the runner. Else: not now.
+
+        An offer ahead needs none: it has that of its line, and the runner starts it when that line is free.
+        """
         assert self._welcome is not None
         del self._candidates[offer.offer]
         share = next((one for one in offer.allocation.shares if one.node == self._welcome.worker), NO_SHARE)
-        reason = why_not_now(share, self.totals, self.load, self.attempts.values())
+        line = offer.line if offer.line != offer.offer else None
+        if line is None:
+            reason = why_not_now(share, self.totals, self.load, self.attempts.values())
+        else:
+            reason = why_not_behind((self._welcome.queue_id, line), self.attempts.values())
         if reason:
             self._refused.add(offer.offer)
             self._reports.want(boottime + AFTER_DEFERRAL_SECONDS)
             return self._say(OfferDeferred(offer=offer.offer, reason=reason, load=self.load))
-        memo = Memo(share, offer.terms.on_lost, offer.place.cwd, offer.payload.stdout, offer.payload.stderr)
+        memo = Memo(share, offer.terms.on_lost, offer.place.cwd, offer.payload.stdout, offer.payload.stderr, line)
         self.attempts[offer.offer] = Attempt(
             offer=offer.offer,
             job=offer.job,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -25,11 +25,13 @@ from kueue.model import Place
 from kueue.net import MessageStream
 from kueue.protocol.messages import (
     AttemptEnded,
+    AttemptQueued,
     AttemptStarted,
     FetchedOutput,
     FetchOutput,
     FromWorker,
     Heartbeat,
+    HeartbeatAnswer,
     ToWorker,
 )
 from kueue.worker.actions import (
@@ -58,6 +60,8 @@ FETCH_SECONDS = 8.0
 """Below the server's own patience, so that it hears a reason."""
 ENDS_AT_ONCE = 32
 """Ends whose excerpts are read together: at most 8 MiB of output in memory."""
+GATHER_SECONDS = 0.01
+"""How long ends are gathered while jobs wait in lines at the runner: a twentieth of what waits there."""
 ORDERS_AT_ONCE = EVENTS_AT_ONCE = 256
 LONGEST_NAP_SECONDS = 60.0
 TICK_PAUSE_SECONDS = 0.02
@@ -153,7 +157,7 @@ class Body:
             self.agent.session_closed()
             self._wake.set()
 
-    def _hear(self, messages: Iterable[ToWorker]) -> None:
+    def _hear(self, messages: Sequence[ToWorker]) -> None:
         now = clock.boottime()
         actions: list[Action] = []
         for message in messages:
@@ -161,7 +165,7 @@ class Body:
             actions += follows
             if any(isinstance(action, Close) for action in follows):
                 break
-        self.perform(actions)
+        self.perform(actions, wakes=not all(isinstance(message, HeartbeatAnswer) for message in messages))
         if self.agent.is_seen_off:
             self._seen_off.set()
         if self.agent.is_welcome and not self.was_welcome:
@@ -182,8 +186,11 @@ class Body:
 
     # --- actions -----------------------------------------------------------------------------------------------------
 
-    def perform(self, actions: Iterable[Action]) -> None:
-        """In their order, without waiting; what takes time is queued in the order of its kind."""
+    def perform(self, actions: Iterable[Action], *, wakes: bool = True) -> None:
+        """In their order, without waiting; what takes time is queued in the order of its kind.
+
+        `wakes`: something may be due sooner now. The answer to a heartbeat only puts off what is.
+        """
         says: list[FromWorker] = []
         session = self._session
         assert self._nursery is not None
@@ -220,10 +227,11 @@ class Body:
                         session.close = action
         if session is not None:
             # The end of a short job goes with its start: one frame there, and one commit.
-            session.stream.put(says, can_wait=all(isinstance(one, AttemptStarted) for one in says))
+            session.stream.put(says, can_wait=all(isinstance(one, AttemptStarted | AttemptQueued) for one in says))
             if session.close is not None:
                 session.stream.drop()
-        self._wake.set()
+        if wakes:
+            self._wake.set()
 
     async def _check(self, session: Session | None, offer: int, place: Place) -> None:
         # It may wait for ever: the agent does not, and the thread that hangs must stay known as the one that does.
@@ -248,6 +256,10 @@ class Body:
         """Ends with their excerpts, in their order; read in a thread, because the disk may be slow."""
         while True:
             batch = await _all_that_wait(self._ends, ENDS_AT_ONCE)
+            if self.agent.has_more_in_lines and len(batch) < ENDS_AT_ONCE:
+                # No work waits for the answer: those that end meanwhile cost no frame and no commit of their own.
+                await trio.sleep(GATHER_SECONDS)
+                batch += _that_wait(self._ends, ENDS_AT_ONCE - len(batch))
             current = [message for session, message in batch if session is self._session]
             if not current or self._session is None:
                 continue
@@ -347,7 +359,11 @@ class Body:
 
 async def _all_that_wait(channel: trio.MemoryReceiveChannel[T], limit: int) -> list[T]:
     """At least one, at most `limit`. Raises `trio.EndOfChannel`."""
-    found = [await channel.receive()]
+    return [await channel.receive(), *_that_wait(channel, limit - 1)]
+
+
+def _that_wait(channel: trio.MemoryReceiveChannel[T], limit: int) -> list[T]:
+    found: list[T] = []
     with contextlib.suppress(trio.WouldBlock, trio.EndOfChannel):
         while len(found) < limit:
             found.append(channel.receive_nowait())

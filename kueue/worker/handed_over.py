@@ -9,14 +9,31 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from kueue.worker.orders import AttemptState, RunnerState, StartAttempt, StopOrder, WithdrawOrder
+from kueue.worker.known import read_memo
+from kueue.worker.orders import (
+    Attached,
+    AttemptState,
+    Changed,
+    Ended,
+    Event,
+    Gone,
+    Queued,
+    Refused,
+    RunnerState,
+    StartAttempt,
+    Started,
+    StopOrder,
+    Unknown,
+    Withdrawn,
+    WithdrawOrder,
+)
 
 
 @dataclass
@@ -32,22 +49,41 @@ class Handed:
     withdraw: WithdrawOrder | None = None
     is_orphan: bool = False
     """Its runner died; the newest was asked to take it in."""
+    line: tuple[str, int] | None = None
+    """Queue and first offer of its line; none: it began one itself."""
 
     @property
     def is_over(self) -> bool:
         return self.state.state in {"ended", "gone"}
 
 
-class HandedOver(dict[int, Handed]):
-    """By offer. `spool`: where the runners keep their records."""
+def line_of(state: AttemptState) -> tuple[str, int] | None:
+    """As in `Handed`, from the memo that its runner keeps."""
+    line = read_memo(state.memo).line
+    return None if line is None else (state.queue_id, line)
 
-    def __init__(self, spool: Path) -> None:
-        super().__init__()
-        self._spool = spool
+
+StartRecord = tuple[int, dict[str, Any]]
+"""Offer, and what its runner wrote down before it made the process."""
+
+
+class HandedOver(dict[int, Handed]):
+    """By offer."""
 
     def of(self, runner: str) -> list[Handed]:
         """What that runner has in its care."""
         return [one for one in self.values() if one.runner == runner]
+
+    def elsewhere(self, line: tuple[str, int], runner: str) -> int | None:
+        """An attempt of that line which is not over and with another runner; none: there is none."""
+        return next(
+            (
+                offer
+                for offer, one in self.items()
+                if one.runner != runner and not one.is_over and line in ((one.state.queue_id, offer), one.line)
+            ),
+            None,
+        )
 
     def cares(self, runner: str) -> bool:
         return any(one.runner == runner for one in self.values())
@@ -59,6 +95,50 @@ class HandedOver(dict[int, Handed]):
             one.start = None
             one.state = msgspec.structs.replace(one.state, state=state, **more)
 
+    def heard(self, event: Event) -> None:
+        """What a runner says of one attempt."""
+        match event:
+            case Started(offer=offer, started_wall=wall, pid=pid):
+                self.stands(offer, "running", started_wall=wall, pid=pid)
+            case Queued(offer=offer):
+                self.stands(offer, "queued")
+            case Changed(offer=offer, state=state, note=note):
+                self.stands(offer, state, note=note)
+            case Ended(offer=offer, end=end):
+                self.stands(offer, "ended", end=end)
+            case Gone(offer=offer, reason=reason):
+                self.stands(offer, "gone", note=reason)
+            case Refused(offer=offer) | Withdrawn(offer=offer) | Unknown(offer=offer):
+                self.pop(offer, None)
+            case _:
+                pass
+
+    def counted(self, runner: str, attached: Attached, *, is_first: bool) -> list[Event]:
+        """Take over its word on all its attempts. Returns what is to be told of them.
+
+        What we had handed to it and it does not name it never got. `is_first`: nothing was sent on this connection
+        before; later words decide only about what was buried.
+        """
+        for state in attached.attempts:
+            known = self.get(state.offer)
+            if known is None:
+                self[state.offer] = Handed(state, runner, line=line_of(state))
+            else:
+                known.state, known.runner, known.start, known.is_orphan = state, runner, None, False
+        named = {state.offer for state in attached.attempts}
+        missing = [one for one in self.of(runner) if one.state.offer not in named and (is_first or one.is_orphan)]
+        for one in missing:
+            del self[one.state.offer]
+        return [*map(_unnamed, missing), *(event for state in attached.attempts for event in _told_again(state))]
+
+    def said_again(self, attached: Attached) -> Iterator[StopOrder | WithdrawOrder]:
+        """Orders that a broken connection may have swallowed."""
+        for state in attached.attempts:
+            known = self.get(state.offer)
+            order = known and (known.stop or known.withdraw)
+            if known is not None and order and not known.is_over:
+                yield order
+
     def states(self, is_well: Callable[[str], bool]) -> tuple[AttemptState, ...]:
         """All of them; ``unknown`` where the runner is not well and so cannot tell of what is not over."""
         return tuple(
@@ -66,9 +146,9 @@ class HandedOver(dict[int, Handed]):
             for one in self.values()
         )
 
-    def learn(self, runner: str) -> None:
-        """Take up what the records tell of a runner that does not answer. Blocks on the disk."""
-        for offer, record in self._records():
+    def learn(self, runner: str, records: Iterable[StartRecord]) -> None:
+        """Take up what the records tell of a runner that does not answer."""
+        for offer, record in records:
             if record.get("runner") == runner and offer not in self:
                 state = AttemptState(
                     offer=offer,
@@ -78,14 +158,38 @@ class HandedOver(dict[int, Handed]):
                     memo=record.get("memo", ""),
                     note="its runner does not answer",
                 )
-                self[offer] = Handed(state, runner)
+                self[offer] = Handed(state, runner, line=line_of(state))
 
-    def has_orphans(self, is_alive: Callable[[str], bool]) -> bool:
-        """Is there a record of an attempt whose runner is dead and that no other has taken in? Blocks on the disk."""
-        return any(offer not in self and not is_alive(record.get("runner", "")) for offer, record in self._records())
+    def has_orphans(self, is_alive: Callable[[str], bool], records: Iterable[StartRecord]) -> bool:
+        """Is there a record of an attempt whose runner is dead and that no other has taken in?"""
+        return any(offer not in self and not is_alive(record.get("runner", "")) for offer, record in records)
 
-    def _records(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        for folder in self._spool.iterdir() if self._spool.is_dir() else ():
-            if folder.name.isdecimal():
-                with contextlib.suppress(OSError, ValueError):
-                    yield int(folder.name), json.loads((folder / "start.json").read_bytes())
+
+def _unnamed(one: Handed) -> Refused | Gone:
+    state = one.state
+    if one.start is not None or state.state in {"queued", "starting"}:
+        return Refused(offer=state.offer, reason="its runner ended before it was started")
+    return Gone(offer=state.offer, job=state.job, queue_id=state.queue_id, reason="its runner has no record of it")
+
+
+def _told_again(state: AttemptState) -> Iterator[Event]:
+    if state.state == "ended" and state.end is not None:
+        yield Ended(offer=state.offer, job=state.job, end=state.end)
+    elif state.state == "gone":
+        yield Gone(offer=state.offer, job=state.job, queue_id=state.queue_id, reason=state.note)
+    elif state.started_wall is not None:
+        yield Started(offer=state.offer, job=state.job, started_wall=state.started_wall)
+
+
+def start_records(spool: Path) -> list[StartRecord]:
+    """Those of all attempts whose end was not acknowledged. Blocks on the disk: kept output may be in 100,000 folders,
+    each of which is looked into.
+    """
+    return list(_start_records(spool))
+
+
+def _start_records(spool: Path) -> Iterator[StartRecord]:
+    for folder in spool.iterdir() if spool.is_dir() else ():
+        if folder.name.isdecimal():
+            with contextlib.suppress(OSError, ValueError):
+                yield int(folder.name), json.loads((folder / "start.json").read_bytes())

@@ -24,6 +24,8 @@ class Memo(msgspec.Struct, frozen=True):
     cwd: OsText = ""
     stdout: OsText | None = None
     stderr: OsText | None = None
+    line: int | None = None
+    """The first offer of its line, whose room it shares; none: it has room of its own."""
 
 
 _decoder = msgspec.json.Decoder(Memo)
@@ -62,6 +64,11 @@ class Attempt:
     @property
     def is_over(self) -> bool:
         return self.state in {"ended", "gone"}
+
+    @property
+    def line(self) -> tuple[str, int]:
+        """Queue and first offer: all attempts of a line have one room."""
+        return self.queue_id, self.offer if self.memo.line is None else self.memo.line
 
     @property
     def is_revocable(self) -> bool:
@@ -134,10 +141,12 @@ class Room(NamedTuple):
 
 
 def taken(attempts: Iterable[Attempt]) -> Room:
-    """The room of all attempts that are not over."""
+    """The room of all attempts that are not over, that of each line once."""
     slots = cores = ram_mb = 0
+    lines: set[tuple[str, int]] = set()
     for attempt in attempts:
-        if not attempt.is_over:
+        if not attempt.is_over and attempt.line not in lines:
+            lines.add(attempt.line)
             share = attempt.memo.share
             slots += share.slots
             cores += share.cores
@@ -174,3 +183,12 @@ def why_not_now(share: Share, totals: MachineTotals, load: MachineLoad, attempts
         return f"{ram_mb} of {totals.ram_mb} MB free, {share.ram_mb} wanted"
     name = missing_units(share, totals, attempts)
     return f"a unit of {name} is in use or absent" if name else ""
+
+
+def why_not_behind(line: tuple[str, int], attempts: Iterable[Attempt]) -> str:
+    """Why an offer ahead is not taken into its line; empty when it is.
+
+    Whoever does not answer cannot be waited for: it may never end.
+    """
+    lost = next((one.offer for one in attempts if one.state == "unknown" and one.line == line), None)
+    return "" if lost is None else f"the runner of attempt {lost}, which it waits for, does not answer"

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kueue import __version__
+from kueue import __version__, console
 from kueue.errors import KueueError, UsageError
 
 PROGRAM = "kueue_worker"
@@ -18,6 +18,10 @@ EXIT_NOT_RUNNING = 3
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 after an orderly stop, 1 when the worker cannot run."""
+    return console.concluded(lambda: _main(arguments))
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     options = _parser().parse_args(arguments)
     try:
         if options.force and not options.stop:
@@ -45,6 +49,7 @@ def _work(options: argparse.Namespace) -> int:
 
         from kueue.worker.program import Program  # noqa: PLC0415
 
+        log.unhurried()
         trio.run(Program(options.config, options.name, options.log_file).run)
     except KueueError as error:
         if options.log_file:
@@ -55,6 +60,8 @@ def _work(options: argparse.Namespace) -> int:
         if options.log_file and not isinstance(error, SystemExit):
             log.logger("worker").critical("ended by %s: %s", type(error).__name__, error)
         raise
+    finally:
+        log.written()  # what is said after that, of an error, stands below it
     return 0
 
 

@@ -69,8 +69,10 @@ class StartAttempt(Line, frozen=True, kw_only=True):
     """Between SIGTERM and SIGKILL when it is stopped by time-out or leaves processes behind."""
     nice: int = 0
     """Added to the runner's own nice value."""
-    after: int | None = None
-    """Start when this attempt is over (at once if it is, or is not known)."""
+    line: int | None = None
+    """The first offer of its line, if another one begins it: start when no earlier attempt of that line is left, nor
+    any that runs. At once if there is none.
+    """
     memo: str = ""
     """Given back in `AttemptState`; the runner does not look into it."""
 
@@ -159,7 +161,7 @@ class Started(Line, frozen=True, kw_only=True):
 
 
 class Queued(Line, frozen=True, kw_only=True):
-    """The attempt starts when the one before it is over."""
+    """The attempt starts when those before it in its line are over."""
 
     offer: int
 

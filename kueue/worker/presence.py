@@ -12,6 +12,7 @@ import os
 import select
 import signal
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ STOP_SECONDS = 20.0
 """An orderly stop takes less than 10 s; a machine that swaps takes longer."""
 _RUNNING = "running"
 """Beside the lock: pid and version of the program that took it. Only of use while that pid holds it."""
+_SECRETS = "fingerprints"
+"""Beside the lock: pid of the program that took it, and the short names of the secrets that it proves."""
 
 
 class Presence:
@@ -122,6 +125,12 @@ def note_version(folder: str) -> None:
     """Called by the holder of the lock: leave word which version it is. Without room for it nobody will know."""
     with contextlib.suppress(OSError):
         Path(folder, _RUNNING).write_text(f"{os.getpid()} {__version__}\n", encoding="utf-8")
+
+
+def note_secrets(folder: str, fingerprints: Iterable[str]) -> None:
+    """Called by the holder of the lock: which secrets it proves from now on. `kueue up` compares them with its own."""
+    with contextlib.suppress(OSError):
+        Path(folder, _SECRETS).write_text(f"{os.getpid()} {' '.join(fingerprints)}\n", encoding="ascii")
 
 
 def _running_version(folder: str, pid: int | None) -> str | None:

@@ -28,7 +28,7 @@ from kueue.worker.agent import Agent, AgentSettings
 from kueue.worker.body import LOCK_LEASE_SECONDS, Body
 from kueue.worker.connection import Address, keep_connected
 from kueue.worker.environment import Account, base_environment
-from kueue.worker.http import Window
+from kueue.worker.http import WorkerWindow
 from kueue.worker.identity_file import own_identity
 from kueue.worker.machine import MachineSettings
 from kueue.worker.runner_link import RunnerSet
@@ -53,11 +53,13 @@ class Program:
         self._path = config_path
         self._named = name
         self._log_file = log_file
+        self._folder = ""
+        self._reloads = 0
         self._cache: str | None = None
         self._stopped = trio.Event()
         self._hurry = trio.Event()
         self._body: Body | None = None
-        self._window: Window | None = None
+        self._window: WorkerWindow | None = None
         self._address: Address | None = None
 
     async def run(self) -> None:
@@ -65,7 +67,7 @@ class Program:
         failure: KueueError | None = None
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._follow, signals)
+                nursery.start_soon(self._follow, signals, nursery)
                 try:
                     settings = await self._configured()
                     if settings is not None:
@@ -77,12 +79,15 @@ class Program:
         if failure is not None:
             raise failure
 
-    async def _follow(self, signals: AsyncIterator[int]) -> None:
+    async def _follow(self, signals: AsyncIterator[int], nursery: trio.Nursery) -> None:
         async for number in signals:
             if number == signal.SIGHUP:
-                await self._reload()
-                self._hurry.set()
-                self._hurry = trio.Event()
+                if self._folder:  # before that nothing but a message every minute is to be lost
+                    log.outlive_terminal(PROGRAM, f"{self._folder}/worker.log", f"{PROGRAM} --stop")
+                self._reloads += 1
+                if self._reloads == 1:
+                    # Not here: on a dead file server the settings have no answer, and a signal to stop comes behind.
+                    nursery.start_soon(self._reload_all)
             else:
                 _log.info("stopping on %s", signal.Signals(number).name)
                 self._stopped.set()
@@ -136,7 +141,17 @@ class Program:
         proofs = await trio.to_thread.run_sync(
             identity.identities, common.shared_secret, common.shared_secret_previous, self._cache
         )
+        presence.note_secrets(self._folder, [proof.fingerprint for proof in proofs])
         return Address(common.server_name, common.server_port, proofs)
+
+    async def _reload_all(self) -> None:
+        """As long as it was asked for; of those that came during one a single further one does."""
+        while self._reloads:
+            self._reloads = 1
+            await self._reload()
+            self._hurry.set()
+            self._hurry = trio.Event()
+            self._reloads -= 1
 
     async def _reload(self) -> None:
         body = self._body
@@ -144,7 +159,7 @@ class Program:
             return
         notify.reloading()
         try:
-            settings = self._load()
+            settings = await trio.to_thread.run_sync(self._load, abandon_on_cancel=True)
             before, self._address = self._address, await self._address_of(settings)
         except KueueError as error:
             _log.error("the configuration stays as it was: %s %s", error, error.hint)
@@ -172,7 +187,7 @@ class Program:
         name = self._named or settings.worker.worker_name or socket.gethostname().partition(".")[0]
         if len(name) > NAME_MAX:
             raise ConfigError(f"worker_settings.worker_name has {len(name)} characters, at most {NAME_MAX} are taken.")
-        folder = place.worker(name)
+        folder = self._folder = place.worker(name)
         try:
             with places.lock_exclusive(f"{folder}/lock", f"The worker {name}"):
                 presence.note_version(folder)
@@ -209,7 +224,7 @@ class Program:
         )
         spool = Spool(f"{folder}/spool", settings.worker.output_limit_mb)
         body = Body(agent, runners, spool, machine_settings(settings), lock, self._welcomed)
-        window = self._window = Window(body, settings.metrics.worker_bind)
+        window = self._window = WorkerWindow(body, settings.metrics.worker_bind)
         self._address = await self._address_of(settings)
         async with trio.open_nursery() as nursery:
             await nursery.start(body.run)

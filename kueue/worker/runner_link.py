@@ -13,7 +13,6 @@ import contextlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -22,29 +21,23 @@ import trio
 from kueue import places
 from kueue.errors import KueueError
 from kueue.model import to_os_text
-from kueue.worker.attachment import Attachment, Mute, attach
-from kueue.worker.handed_over import Handed, HandedOver
+from kueue.worker.attachment import Mute, attach
+from kueue.worker.handed_over import Handed, HandedOver, StartRecord, start_records
+from kueue.worker.one_runner import Runner
 from kueue.worker.orders import (
     Attach,
     Attached,
     AttemptState,
-    Changed,
     Detach,
-    Ended,
     Event,
     ForgetAttempts,
-    Gone,
     Inherit,
     Order,
     Ping,
-    Queued,
     Refused,
     SetLease,
     StartAttempt,
-    Started,
     StopOrder,
-    Unknown,
-    Withdrawn,
     WithdrawOrder,
 )
 from kueue.worker.runner_program import RunnerProgram
@@ -56,29 +49,6 @@ ANSWER_SECONDS = 5.0  # a runner that is well answers within milliseconds; a loa
 RETRY_SECONDS = 0.05  # between tries to attach, while a spawner takes over for its keeper
 LATER_SECONDS = 1.0  # between tries to attach to one that was mute
 EVENT_BUFFER = 1000  # the reader of a runner waits for the worker beyond this
-
-
-@dataclass
-class _Runner:
-    """One runner, dead or alive."""
-
-    path: Path
-    version: str = ""
-    connection: Attachment | None = None
-    answers: bool = False
-    """It answered, and the last thing we asked has not been waiting for too long."""
-    is_dead: bool = False
-    is_dismissed: bool = False
-    """Of an earlier release and without attempts: it leaves by itself when no worker is attached."""
-    asked_at: float | None = None
-    settled: trio.Event = field(default_factory=trio.Event)
-    """It has answered, did not in time, or is dead: enough is known for a hello."""
-    buried: trio.Event = field(default_factory=trio.Event)
-    """It has answered the last `Inherit`."""
-
-    @property
-    def id(self) -> str:
-        return self.path.name
 
 
 class RunnerSet:
@@ -111,8 +81,8 @@ class RunnerSet:
             server_lock_seconds=server_lock_seconds,
         )
         self._answer_seconds = answer_seconds
-        self._runners: dict[str, _Runner] = {}
-        self._handed = HandedOver(state_dir / "spool")
+        self._runners: dict[str, Runner] = {}
+        self._handed = HandedOver()
         self._lease: SetLease | None = None
         self._mute: set[str] = set()
         """Runners that did not answer when the hello was made: the server may give away what they run."""
@@ -137,7 +107,7 @@ class RunnerSet:
         runners = list(self._runners.values())
         for runner in runners:
             await runner.settled.wait()
-        if self._handed.has_orphans(self._is_alive):
+        if self._handed.has_orphans(self._is_alive, await self._start_records()):
             await self._newest()
 
     async def send(self, order: Order, *, more: bool = False) -> None:
@@ -157,28 +127,35 @@ class RunnerSet:
             case StartAttempt(offer=offer, job=job, queue_id=queue_id, memo=memo):
                 known = self._handed.get(offer)
                 if known is not None:
-                    self._put(self._runners.get(known.runner), order)
+                    self._put(known.runner, order)
                     return
                 runner = await self._newest()
+                line = (queue_id, order.line) if order.line is not None else None
+                other = self._handed.elsewhere(line, runner.id) if line is not None else None
+                if other is not None:
+                    # Two runners know nothing of each other: each would start its own.
+                    reason = f"attempt {other}, which it waits for, is with another runner"
+                    await self._publish(Refused(offer=offer, reason=reason))
+                    return
                 state = AttemptState(offer=offer, job=job, queue_id=queue_id, state="queued", memo=memo)
-                self._handed[offer] = Handed(state, runner.id, start=order)
-                self._put(runner, order)
+                self._handed[offer] = Handed(state, runner.id, start=order, line=line)
+                runner.put(order)
             case SetLease():
                 self._lease = order
                 for runner in self._runners.values():
                     if runner.id not in self._mute:
-                        self._put(runner, order)
+                        runner.put(order)
             case StopOrder(offer=offer) | WithdrawOrder(offer=offer):
                 known = self._handed.get(offer)
                 if known is None:
                     # Whoever starts it later must know that it was withdrawn; nobody has it now.
-                    self._put(await self._newest(), order)
+                    (await self._newest()).put(order)
                     return
                 if isinstance(order, StopOrder):
                     known.stop = order
                 else:
                     known.withdraw = order
-                self._put(self._runners.get(known.runner), order)
+                self._put(known.runner, order)
             case ForgetAttempts(offers=offers):
                 by_runner: dict[str, list[int]] = {}
                 for offer in offers:
@@ -186,39 +163,32 @@ class RunnerSet:
                     if known is not None:
                         by_runner.setdefault(known.runner, []).append(offer)
                 for name, mine in by_runner.items():
-                    self._put(self._runners.get(name), ForgetAttempts(offers=tuple(mine)))
+                    self._put(name, ForgetAttempts(offers=tuple(mine)))
                     await self._dismiss_if_done(self._runners.get(name))
             case Attach() | Inherit() | Detach() | Ping():
                 for runner in self._runners.values():
-                    self._put(runner, order)
+                    runner.put(order)
 
-    @staticmethod
-    def _put(runner: _Runner | None, order: Order) -> None:
-        """For the next flush. Without a connection: said again after it is made, or answered by what is found then."""
-        if runner is not None and runner.connection is not None:
-            runner.connection.put(order)
+    def _put(self, runner: str, order: Order) -> None:
+        found = self._runners.get(runner)
+        if found is not None:
+            found.put(order)
 
     async def _flush(self) -> None:
         for runner in list(self._runners.values()):
-            if runner.connection is not None:
-                await runner.connection.flush()
-
-    async def _to(self, runner: _Runner | None, order: Order) -> None:
-        self._put(runner, order)
-        if runner is not None and runner.connection is not None:
-            await runner.connection.flush()
+            await runner.flush()
 
     @property
     def up(self) -> int:
         """Runners that answer."""
-        return sum(self._is_well(runner) for runner in self._runners.values())
+        return sum(runner.is_well(self._answer_seconds) for runner in self._runners.values())
 
     def attempts(self) -> tuple[AttemptState, ...]:
         """How every attempt stands that no runner was told to forget; ``unknown`` where the runner does not answer.
 
         To be asked for each hello: a runner that does not answer now gets no lease before the next.
         """
-        self._mute = {runner.id for runner in self._runners.values() if not self._is_well(runner)}
+        self._mute = {runner.id for runner in self._runners.values() if not runner.is_well(self._answer_seconds)}
         return self._handed.states(lambda name: name in self._runners and name not in self._mute)
 
     async def guard(self) -> bool:
@@ -233,22 +203,22 @@ class RunnerSet:
             if connection is not None:
                 if orderly:
                     with trio.move_on_after(1.0):
-                        await self._to(runner, Detach())
+                        await runner.tell(Detach())
                 await connection.close()
         await self._events.aclose()
 
     # -- one runner
 
-    def _meet(self, path: Path) -> _Runner:
+    def _meet(self, path: Path) -> Runner:
         runner = self._runners.get(path.name)
         if runner is None:
-            runner = self._runners[path.name] = _Runner(path)
+            runner = self._runners[path.name] = Runner(path)
             assert self._nursery is not None
             self._nursery.start_soon(self._serve, runner)
             self._nursery.start_soon(self._ping, runner)
         return runner
 
-    async def _serve(self, runner: _Runner) -> None:
+    async def _serve(self, runner: Runner) -> None:
         """Stay attached to one runner until it is dead."""
         since = trio.current_time()
         while not self._closing:
@@ -265,13 +235,13 @@ class RunnerSet:
                 break
             late = trio.current_time() - since > self._answer_seconds
             if late:
-                self._handed.learn(runner.id)
+                self._handed.learn(runner.id, await self._start_records())
                 runner.settled.set()
             await trio.sleep(LATER_SECONDS if late else RETRY_SECONDS)
         if not self._closing:
             await self._bury(runner)
 
-    async def _attachment(self, runner: _Runner) -> None:
+    async def _attachment(self, runner: Runner) -> None:
         """One connection from attach to its end. Raises `Mute` and the errors of sockets."""
         connection = await attach(runner.path, self._answer_seconds)
         try:
@@ -299,7 +269,7 @@ class RunnerSet:
         finally:
             await connection.close()
 
-    async def _dismiss_if_done(self, runner: _Runner | None) -> None:
+    async def _dismiss_if_done(self, runner: Runner | None) -> None:
         """A runner of an earlier release gets no new attempts: without any it is of no more use."""
         if runner is None or runner.connection is None or runner.version == self._program.version:
             return
@@ -307,82 +277,41 @@ class RunnerSet:
             return
         runner.is_dismissed = True
         self._runners.pop(runner.id, None)
-        await self._to(runner, Detach())
+        await runner.tell(Detach())
 
-    async def _ping(self, runner: _Runner) -> None:
+    async def _ping(self, runner: Runner) -> None:
         """Ask now and then, so that a runner that has gone mute is noticed. One with nothing in its care may sleep."""
         while not (runner.is_dead or runner.is_dismissed):
+            if not self._handed.cares(runner.id):
+                await runner.stirred.wait()  # the lease alone comes every few seconds
+                continue
             await trio.sleep(self._answer_seconds)
             if self._handed.cares(runner.id) and runner.connection is not None and runner.asked_at is None:
                 runner.asked_at = trio.current_time()
-                await self._to(runner, Ping())
+                await runner.tell(Ping())
 
-    def _is_well(self, runner: _Runner) -> bool:
-        waits = trio.current_time() - runner.asked_at if runner.asked_at is not None else 0.0
-        return runner.answers and waits < self._answer_seconds
-
-    async def _apply_attached(self, runner: _Runner, attached: Attached, *, is_first: bool) -> None:
+    async def _apply_attached(self, runner: Runner, attached: Attached, *, is_first: bool) -> None:
         """Its word on all its attempts. What we had handed to it and it does not name it never got.
 
         `is_first`: nothing was sent on this connection before it; later ones decide only about what was buried.
         """
-        named = {state.offer for state in attached.attempts}
-        for state in attached.attempts:
-            known = self._handed.get(state.offer)
-            if known is None:
-                self._handed[state.offer] = Handed(state, runner.id)
-            else:
-                known.state, known.runner, known.start, known.is_orphan = state, runner.id, None, False
+        news = self._handed.counted(runner.id, attached, is_first=is_first)
         runner.settled.set()
-        missing = [
-            offer
-            for offer, known in self._handed.items()
-            if known.runner == runner.id and offer not in named and (is_first or known.is_orphan)
-        ]
-        for offer in missing:
-            known = self._handed.pop(offer)
-            if known.start is not None or known.state.state in ("queued", "starting"):
-                await self._publish(Refused(offer=offer, reason="its runner ended before it was started"))
-            else:
-                reason = "its runner has no record of it"
-                state = known.state
-                await self._publish(Gone(offer=offer, job=state.job, queue_id=state.queue_id, reason=reason))
-        for state in attached.attempts:
-            if state.state == "ended" and state.end is not None:
-                await self._publish(Ended(offer=state.offer, job=state.job, end=state.end))
-            elif state.state == "gone":
-                await self._publish(Gone(offer=state.offer, job=state.job, queue_id=state.queue_id, reason=state.note))
-            elif state.started_wall is not None:
-                await self._publish(Started(offer=state.offer, job=state.job, started_wall=state.started_wall))
-        for offer in named:
-            known = self._handed.get(offer)
-            again = known and (known.stop or known.withdraw)
-            if known is not None and again and not known.is_over:
-                await self._to(runner, again)
+        runner.stir()
+        for event in news:
+            await self._publish(event)
+        for order in self._handed.said_again(attached):
+            await runner.tell(order)
         if self._lease is not None and runner.id not in self._mute:
-            await self._to(runner, self._lease)
+            await runner.tell(self._lease)
         runner.buried.set()
         await self._publish(attached)
 
-    async def _hear(self, runner: _Runner, event: Event) -> None:
+    async def _hear(self, runner: Runner, event: Event) -> None:
         if isinstance(event, Attached):
             await self._apply_attached(runner, event, is_first=False)
             return
-        match event:
-            case Started(offer=offer, started_wall=wall, pid=pid):
-                self._handed.stands(offer, "running", started_wall=wall, pid=pid)
-            case Queued(offer=offer):
-                self._handed.stands(offer, "queued")
-            case Changed(offer=offer, state=state, note=note):
-                self._handed.stands(offer, state, note=note)
-            case Ended(offer=offer, end=end):
-                self._handed.stands(offer, "ended", end=end)
-            case Gone(offer=offer, reason=reason):
-                self._handed.stands(offer, "gone", note=reason)
-            case Refused(offer=offer) | Withdrawn(offer=offer) | Unknown(offer=offer):
-                self._handed.pop(offer, None)
-            case _:
-                pass
+        self._handed.heard(event)
         await self._publish(event)
 
     async def _publish(self, event: Event) -> None:
@@ -394,7 +323,7 @@ class RunnerSet:
 
     # -- runners come and go
 
-    async def _newest(self) -> _Runner:
+    async def _newest(self) -> Runner:
         """A runner of this release that answers; one is started if there is none. Raises `KueueError`."""
         found = self._present()
         if found is not None:
@@ -404,23 +333,28 @@ class RunnerSet:
             found = self._present()
             return await self._program.launch(self._met) if found is None else found
 
-    def _present(self) -> _Runner | None:
+    def _present(self) -> Runner | None:
         for runner in self._runners.values():
-            if runner.version == self._program.version and runner.connection is not None and self._is_well(runner):
+            if (
+                runner.version == self._program.version
+                and runner.connection is not None
+                and runner.is_well(self._answer_seconds)
+            ):
                 return runner
         return None
 
-    async def _met(self, folder: Path) -> _Runner:
+    async def _met(self, folder: Path) -> Runner:
         runner = self._meet(folder)
         await runner.settled.wait()
         if runner.connection is None:
             raise KueueError("The new runner does not answer.", hint=f"{folder}/log may say why.")
         return runner
 
-    async def _bury(self, runner: _Runner) -> None:
+    async def _bury(self, runner: Runner) -> None:
         """The runner is dead. The newest takes in what it left; what has no record was never started."""
         runner.is_dead = True
-        self._handed.learn(runner.id)
+        runner.stir()
+        self._handed.learn(runner.id, await self._start_records())
         self._runners.pop(runner.id, None)
         runner.settled.set()
         delay = 1.0
@@ -442,7 +376,7 @@ class RunnerSet:
                         known.is_orphan = True
                         known.runner = newest.id
                 newest.buried = trio.Event()
-                await self._to(newest, Inherit())
+                await newest.tell(Inherit())
                 with trio.move_on_after(self._answer_seconds):
                     await newest.buried.wait()
                     return
@@ -451,6 +385,9 @@ class RunnerSet:
                         known.runner = runner.id
 
     # -- the disk
+
+    async def _start_records(self) -> list[StartRecord]:
+        return await trio.to_thread.run_sync(start_records, self._state / "spool")
 
     def _prepare(self) -> None:
         for name in ("runners", "spool"):

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import trio
 
-from kueue import __version__
+from kueue import __version__, whole_file
 from kueue.errors import KueueError
 from kueue.worker.scope import Scopes
 
@@ -104,10 +104,8 @@ class RunnerProgram:
         version = f"{__version__}+{hashlib.sha256(content).hexdigest()[:10]}"
         path = self._state / f"runner-{version}.pyz"
         if not _holds(path, content):
-            fresh = path.with_suffix(f".{os.getpid()}.new")
             try:
-                fresh.write_bytes(content)
-                fresh.replace(path)
+                whole_file.write(path, content)
             except OSError as error:
                 raise KueueError(
                     f"{path} cannot be written: {error.strerror}",

@@ -42,6 +42,7 @@ class StartOrders:
             keep_background=offer.terms.keep_background,
             grace_seconds=grace_seconds,
             nice=nice,
+            line=memo.line,
             memo=write_memo(memo),
         )
 

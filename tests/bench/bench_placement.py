@@ -30,6 +30,7 @@ from kueue.protocol import messages as m
 JOBS = 100_000
 REPEATS = 31
 END = EndRecord(outcome=Exited(0), started_wall=1.0, ended_wall=2.0, run_seconds=60.0)
+SHORT = EndRecord(outcome=Exited(0), started_wall=1.0, ended_wall=1.1, run_seconds=0.1)
 
 
 class Lab:
@@ -42,7 +43,12 @@ class Lab:
         self.running: list[tuple[int, int]] = []
         for number in range(workers):
             hello = m.WorkerHello(
-                identity=f"i{number}", name=f"w{number}", machine_id=f"m{number}", boot_id="b", totals=totals
+                identity=f"i{number}",
+                name=f"w{number}",
+                machine_id=f"m{number}",
+                boot_id="b",
+                totals=totals,
+                lines=True,
             )
             self.engine.handle(number, hello, self.now)
 
@@ -63,9 +69,9 @@ class Lab:
                     self.engine.handle(session, started, self.now)
         return count
 
-    def end_one(self) -> None:
+    def end_one(self, end: EndRecord = END) -> None:
         session, offer = self.running.pop(0)
-        self.engine.handle(session, m.AttemptEnded(offer=offer, end=END), self.now)
+        self.engine.handle(session, m.AttemptEnded(offer=offer, end=end), self.now)
 
 
 def job(ram_mb: int, *, cores: int = 1, priority: int = 10, cwd: str = "/home/user", count: int = 1) -> JobRange:
@@ -169,8 +175,49 @@ def busy_lab() -> bool:
     )
 
 
+def short_jobs() -> bool:
+    """1,000 full workers whose jobs are short: one ends, the next of its line starts, another is offered ahead."""
+    lab = Lab(1000, MachineTotals(slots=10, cores=16, ram_mb=64_000))
+    lab.submit([job(1000, count=JOBS), *(job(2000 + n, count=100) for n in range(50))])
+    lab.settle()
+    for _ in range(10_000):
+        lab.end_one(SHORT)
+    figures: list[float] = []
+    begin = time.process_time()
+    queue = lab.engine.queue
+    waiting: list[tuple[int, int]] = []
+
+    def settle() -> None:
+        # All that has room starts, and what is offered ahead waits.
+        while queue.unsettled:
+            for session, message in lab.engine.settle(lab.now).sends:
+                if isinstance(message, m.Offer) and message.line is None:
+                    lab.running.append((session, message.offer))
+                    lab.engine.handle(session, m.AttemptStarted(offer=message.offer, started_wall=1.0), lab.now)
+                elif isinstance(message, m.Offer):
+                    waiting.append((session, message.offer))
+
+    settle()
+    assert len(waiting) > 10_000
+    figures.append(1000.0 * (time.process_time() - begin))
+    good = told(f"1,000 workers take 10,000 short jobs, and {len(waiting)} ahead", figures, 5000)
+
+    def one_follows() -> None:
+        session, offer = lab.running.pop(0)
+        line = lab.engine.state.lines[offer]
+        lab.engine.handle(session, m.AttemptEnded(offer=offer, end=SHORT), lab.now)
+        following = next(iter(line))
+        lab.engine.handle(session, m.AttemptStarted(offer=following, started_wall=1.1), lab.now)
+
+    good = told("one end, one start, one offer ahead: 1,000 workers", timed(settle, one_follows), 10) and good
+    return (
+        told("next_deadline: 1,000 workers, work ahead", timed(lambda: lab.engine.next_deadline(lab.now), settle), 10)
+        and good
+    )
+
+
 def main() -> int:
-    benches = [fifty_shapes, many_sizes, no_room_for_most, missing_directories, filling_up, busy_lab]
+    benches = [fifty_shapes, many_sizes, no_room_for_most, missing_directories, filling_up, busy_lab, short_jobs]
     good = [bench() for bench in benches]
     return 0 if all(good) else 1
 

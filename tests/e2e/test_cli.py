@@ -120,11 +120,15 @@ def lab(tmp_path_factory):
         made.run("remove-job", "--kill", *jobs)
     made.ok("down")
     assert not places.is_locked(made.server_lock)
+    _end(made)
+
+
+def _end(lab: Lab) -> None:
     # The runner would leave by itself after some seconds, as it has neither jobs nor a worker.
-    for pid in _processes_of(made):
+    for pid in _processes_of(lab):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not _processes_of(made))
+    wait_until(lambda: not _processes_of(lab))
 
 
 def _processes_of(lab: Lab) -> list[int]:
@@ -143,6 +147,28 @@ def test_up_says_what_runs_already(lab):
     out = lab.ok("up")
     assert "The server runs already (pid " in out
     assert "The worker runs already (pid " in out
+
+
+def test_up_says_at_once_that_the_worker_has_an_old_secret(tmp_path):
+    lab = Lab(tmp_path)
+    try:
+        lab.ok("up")
+        server, worker = (
+            int(Path(place).read_text().split()[0])
+            for place in (lab.server_lock, f"{places.Places(str(lab.state)).worker('here')}/lock")
+        )
+        os.kill(server, signal.SIGKILL)
+        lab.config.write_text(lab.config.read_text().replace("for these tests alone", "that is quite a new one"))
+        begun = time.monotonic()
+        code, _, err = lab.run("up")
+        assert (code, time.monotonic() - begun < 30) == (1, True), err
+        assert f"The worker that runs here (pid {worker}) was started with another secret" in err
+        assert f"kill -HUP {worker}" in err
+        os.kill(worker, signal.SIGHUP)
+        lab.ok("up")
+        lab.ok("down")
+    finally:
+        _end(lab)
 
 
 def test_a_job_gives_its_id_its_code_and_its_output(lab):

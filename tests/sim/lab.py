@@ -34,6 +34,8 @@ class Result:
     """Simulated."""
     jobs: int
     attempts: int
+    chained_starts: int
+    chained_returns: int
     digest: str
     story: str = ""
 
@@ -158,6 +160,8 @@ def run_seed(
         seconds=lab.world.now,
         jobs=len(lab.oracle.ranges),
         attempts=len(lab.oracle.trees),
+        chained_starts=lab.oracle.chained_starts,
+        chained_returns=lab.oracle.chained_returns,
         digest=lab.digest(),
         story=lab.story(violation.job) if violation is not None else "",
     )

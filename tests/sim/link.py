@@ -221,8 +221,8 @@ class RunnerLink:
         publish = self.station.runner_event
         for offer in missing:
             known = self.known.pop(offer)
-            if known.start is not None:
-                publish(o.Refused(offer=offer, reason="its runner ended before it got the order"))
+            if known.start is not None or known.state.state in {"queued", "starting"}:
+                publish(o.Refused(offer=offer, reason="its runner ended before it was started"))
             else:
                 state = known.state
                 publish(o.Gone(offer=offer, job=state.job, queue_id=state.queue_id, reason="there is no record of it"))

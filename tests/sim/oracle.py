@@ -8,6 +8,7 @@ Checks, by the name under which a violation is reported
 - ``done twice``: a job's end is recorded more than once.
 - ``outcome``: the recorded end is not what the processes of the deciding attempt did, or they live.
 - ``room``: what lives on a machine is more than it has. ``counter``: what runs holds more than a lab-wide total.
+- ``line``: two attempts of one line live at the same time, in the room of one.
 - ``canceled``: a job starts after its user was told that it is canceled (or will not be started again).
 - ``told``: what a watcher was told is not what is stored.
 - ``liveness``: the faults have stopped, and still something does not end.
@@ -74,6 +75,11 @@ class Oracle:
         self.global_slots = 0
         self.trees: dict[int, Tree] = {}
         self.by_job: dict[int, list[Tree]] = {}
+        self.by_line: dict[int, list[Tree]] = {}
+        self.chained_starts = 0
+        """Processes of offers ahead."""
+        self.chained_returns = 0
+        """Offers ahead that were given back."""
         self.ranges: dict[int, JobRange] = {}
         """Job → the range it came from, of all that were ever stored."""
         self.offers: dict[int, f.JobOffered] = {}
@@ -127,6 +133,7 @@ class Oracle:
             self.require(not late, "canceled", f"job {job} was offered anew after its stop was confirmed at {at}", job)
         self.trees[offer] = tree
         self.by_job.setdefault(job, []).append(tree)
+        self._line_of(tree, made)
         self._room_of(tree)
 
     def tree_runs(self, tree: Tree) -> None:
@@ -165,6 +172,18 @@ class Oracle:
         return self.world.now < self.stations[machine.name].unguarded_until + 2 * BLINK_SECONDS
 
     # --- room --------------------------------------------------------------------------------------------------------
+
+    def _line_of(self, tree: Tree, made: f.JobOffered) -> None:
+        line = tree.offer if made.line is None else made.line
+        if made.line is not None:
+            self.chained_starts += 1
+        members = self.by_line.setdefault(line, [])
+        for other in members:
+            lives = other.living and (other.main_lives or not other.may_leave_background)
+            is_judged = other.offer not in self._other_life and tree.offer not in self._other_life
+            text = f"offers {other.offer} and {tree.offer} of line {line} live on {tree.machine.name}"
+            self.require(not (lives and is_judged), "line", text, tree.job)
+        members.append(tree)
 
     def _room_of(self, tree: Tree) -> None:
         station = self.stations[tree.machine.name]
@@ -229,6 +248,7 @@ class Oracle:
                     self.offers[fact.offer] = fact
                     self.offered_at[fact.offer] = self.world.now
                 case f.OfferReturned(job=job, offer=offer):
+                    self.chained_returns += self.offers[offer].line is not None
                     self._revoke(offer, job, "it was returned as never started")
                 case f.AttemptLost(job=job, offer=offer, reason=reason):
                     self._revoke(offer, job, f"it was given away: {reason}")

@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+from kueue.core import chaining, reconcile, removal, silence
 from kueue.core import facts as f
-from kueue.core import reconcile, removal, silence
 from kueue.core.engine import Engine
 from kueue.core.placement import Round
 from kueue.core.queue import Queue
-from kueue.core.state import JobState
+from kueue.core.state import JobState, State
 from kueue.core.workers import Worker
+from kueue.model import Allocation, Share
 from kueue.protocol import messages as m
 from kueue.runner.policy import Policy
 from kueue.server import outage, restore
@@ -280,6 +281,54 @@ def _no_room_in_its_own_place(put) -> None:
     put(Round, "_in_its_own_place", lambda self, job: None)
 
 
+def _starts_out_of_turn(put) -> None:
+    put(Policy, "_is_its_turn", lambda self, attempt: True)
+
+
+def _frees_a_line_with_its_first_end(put) -> None:
+    real = State._release
+
+    def release(self: State, attempt) -> None:
+        others = self.lines.pop(attempt.line)
+        self.lines[attempt.line] = {attempt.offer: attempt}
+        real(self, attempt)
+        del others[attempt.offer]
+        # The rest holds nothing any more.
+        nothing = Allocation(shares=(Share(node=attempt.node, slots=0, cores=0, ram_mb=0),))
+        for other in others.values():
+            self.lines.setdefault(other.offer, {})[other.offer] = other
+            other.line = other.offer
+            other.allocation = nothing
+
+    put(State, "_release", release)
+
+
+def _keeps_a_line_for_ever(put) -> None:
+    real = State._release
+
+    def release(self: State, attempt) -> None:
+        was_chained = attempt.is_chained and self.is_alone(attempt)
+        real(self, attempt)
+        if was_chained:
+            for name, amount in attempt.allocation.counters:
+                self.used[name] += amount
+
+    put(State, "_release", release)
+
+
+def _takes_late_ones_for_returned(put) -> None:
+    real = chaining._take_back
+
+    def take_back(queue: Queue, offer: int, now):
+        attempt = real(queue, offer, now)
+        if attempt is not None:
+            job = queue.state.jobs[attempt.job]
+            reconcile._returned(queue, job, attempt, "withdrawn", "taken for withdrawn", now)
+        return attempt
+
+    put(chaining, "_take_back", take_back)
+
+
 DISRUPTION = {"cut": 20, "worker killed": 5, "half open": 10}
 RESTORED = {"restored backup": 100}
 
@@ -301,7 +350,7 @@ FAULTS_PLANTED = (
     Fault(
         "heartbeat answered on a closed session",
         "a closed session answers nothing",
-        ("revoked", "overlap", "outcome"),
+        ("revoked", "overlap", "outcome", "liveness"),
         _answers_on_closed_sessions,
         {"hears_closed_sessions": True},
         {"cut": 40, "sleep": 20, "worker stopped": 20},
@@ -454,6 +503,33 @@ FAULTS_PLANTED = (
         ("unstored", "overlap", "revoked", "raised", "outcome"),
         quirks={"dead_spawners_start": True},
         weather={"spawner killed": 200, "slow spawner": 60},
+    ),
+    Fault(
+        "a line's next one started before its turn",
+        "one of a line runs at a time",
+        ("line", "room", "counter"),
+        _starts_out_of_turn,
+    ),
+    Fault(
+        "a line's room freed with its first end",
+        "an allocation counts while one of its line lives",
+        ("room", "counter"),
+        _frees_a_line_with_its_first_end,
+        keeps_invariants=True,
+    ),
+    Fault(
+        "a line's counters never freed",
+        "an allocation is free when the last of its line has gone",
+        ("liveness",),
+        _keeps_a_line_for_ever,
+        keeps_invariants=True,
+    ),
+    Fault(
+        "a late one taken for given back",
+        "an offer ahead may have started until its worker says that it has not",
+        ("revoked", "overlap", "outcome"),
+        _takes_late_ones_for_returned,
+        weather={"slow": 40},
     ),
     Fault(
         "orders of a dead worker obeyed",

@@ -21,12 +21,14 @@ def main() -> int:
     if not last:
         return _tell(run_seed(int(first)))
     began = time.perf_counter()
-    done = steps = 0
+    done = steps = starts = returns = 0
     failed: list[int] = []
     with multiprocessing.Pool(arguments.jobs) as pool:
         for result in pool.imap_unordered(run_seed, range(int(first), int(last)), chunksize=5):
             done += 1
             steps += result.steps
+            starts += result.chained_starts
+            returns += result.chained_returns
             if result.violation is not None:
                 failed.append(result.seed)
                 print(f"seed {result.seed}: {str(result.violation)[:300]}", flush=True)
@@ -35,6 +37,7 @@ def main() -> int:
                     break
     seconds = time.perf_counter() - began
     print(f"{done} seeds, {steps} steps, {seconds:.1f} s, {len(failed)} failed {sorted(failed)[:50]}")
+    print(f"{starts} starts of offers ahead, {returns} of them given back")
     return int(bool(failed))
 
 

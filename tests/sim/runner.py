@@ -138,7 +138,11 @@ class Runner:
         self.policy.deadline, self.policy.lapsed, self.policy.pause_told = told
         for row in rows:
             assert row is not None
-            if row["phase"] == "over":
+            care = self.cares[row["offer"]]
+            if row["phase"] == "queued" and not care.is_asked:
+                # Its order died with the keeper; nobody is attached, so nobody is told.
+                del self.cares[row["offer"]], self.station.spool[row["offer"]]
+            elif row["phase"] == "over":
                 self.policy.over(row["offer"], row["gone"])
             else:
                 self.policy.adopt(row)
@@ -320,8 +324,12 @@ class Runner:
     def _finish(self, finish: p.Finish) -> None:
         record = self.station.spool[finish.offer]
         started = self.cares[finish.offer].executed_wall if finish.kind != "not_started" else None
+        tree = self.station.trees.get(finish.offer)
         record.end = EndRecord(
-            outcome=_outcome(finish), started_wall=started, ended_wall=self.world.wall(), run_seconds=1.0
+            outcome=_outcome(finish),
+            started_wall=started,
+            ended_wall=self.world.wall(),
+            run_seconds=tree.ran_seconds if tree is not None else 0.0,
         )
         record.end_written_at = self.world.now
         self.world.tell(f"runner {self.name} wrote: offer {finish.offer} {finish.kind}", record.order.job)
@@ -446,7 +454,7 @@ def _terms(order: o.StartAttempt) -> p.Terms:
         timeout_seconds=order.timeout_seconds,
         keep_background=order.keep_background,
         grace_seconds=order.grace_seconds,
-        after=order.after,
+        line=order.line,
     )
 
 

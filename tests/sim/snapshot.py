@@ -13,6 +13,7 @@ def snapshot(engine: Engine) -> dict[str, object]:
     return {
         "jobs": {job.id: _job(job) for job in state.jobs.values()},
         "attempts": sorted(state.attempts),
+        "lines": {line: sorted(members) for line, members in state.lines.items()},
         "nodes": {node.record.id: node.record for node in state.nodes.values()},
         "room": {
             node.record.id: (

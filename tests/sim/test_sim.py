@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kueue.core import removal, submission
+from kueue.core import queue, submission
 from tests.sim.lab import run_seed
 from tests.sim.planted import FAULTS_PLANTED, Fault, hunt
 from tests.sim.weather import FAULTS
@@ -48,9 +48,15 @@ def test_every_promise_is_kept_whatever_befalls_the_lab(first, only_seed):
         _assert_kept(seed)
 
 
+def test_many_jobs_start_in_lines_and_some_come_back_from_them():
+    results = [run_seed(seed) for seed in range(CHUNK)]
+    assert sum(result.chained_starts for result in results) > 100
+    assert sum(result.chained_returns for result in results) > 10
+
+
 def test_every_promise_is_kept_where_each_turn_takes_a_single_job_of_a_long_question(monkeypatch):
     monkeypatch.setattr(submission, "PORTION", 1)
-    monkeypatch.setattr(removal, "PORTION", 1)
+    monkeypatch.setattr(queue, "PORTION", 1)
     weights = {**FAULTS, "server killed": 20, "cancel": 20, "disk full": 10}
     for seed in range(2 * CHUNK):
         result = run_seed(seed, weights=weights)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 from typing import TYPE_CHECKING
 
 from kueue.errors import DiskFull
@@ -67,6 +68,10 @@ class Weather:
     def plan(self) -> None:
         for _ in range(self.rng.randint(2, 6)):
             self.world.at(self.world.between(0.5, 0.7 * self.until), self._submit)
+        # By chance of their own: half of the worlds are what they were without them.
+        chance = Random(f"short jobs of {self.world.seed}")
+        for _ in range(chance.choice((0, 0, 1, 2))):
+            self.world.at(chance.uniform(0.5, 0.7 * self.until), self._submit_short)
         for _ in range(self.rng.randint(4, 16)):
             kind = self.rng.choices(list(self.weights), list(self.weights.values()))[0]
             at = self.world.between(3.0, 0.9 * self.until)
@@ -103,6 +108,32 @@ class Weather:
                 count=rng.choice((1, 1, 2)),
             )
             ranges.append(entry)
+        lab.people.submit(ranges)
+
+    def _submit_short(self) -> None:
+        """More short jobs of one request than the lab has room for; among them some that turn out otherwise."""
+        lab, rng = self.lab, self.rng
+        request = Request(
+            slots=1,
+            cores=rng.choice((1, 2, 4)),
+            ram_mb=100,
+            named=(("gpu", 1),) if rng.random() < 0.3 else (),
+            counters=(("licence", 1),) if rng.random() < 0.3 else (),
+        )
+        terms = Terms(max_attempts=5, on_lost=rng.choices(("rerun", "wait", "fail"), (8, 1, 1))[0])
+        directory = f"/d{rng.randint(0, 1)}"
+        ranges = []
+        for _ in range(rng.randint(1, 4)):
+            seconds = self.world.between(0.005, 0.15)
+            for plan, count in (
+                (Plan(run_seconds=seconds), rng.randint(8, 20)),
+                (replace(self._job(), place_seconds=0.002), rng.randint(0, 2)),
+            ):
+                if count:
+                    key = f"plan{len(lab.plans)}"
+                    lab.plans[key] = plan
+                    payload, place = Payload(argv=("job", key)), Place(cwd=directory, pwd=key)
+                    ranges.append(JobRange(payload=payload, place=place, request=request, terms=terms, count=count))
         lab.people.submit(ranges)
 
     def _job(self) -> Plan:

@@ -389,7 +389,7 @@ def server() -> list[Panel]:
         number(
             "Up for",
             "Since the server was started. Short again and again: it crashes; look into its log.",
-            Query(f"time() - process_start_time_seconds{{{PROGRAM}}}", "up"),
+            Query(f"time() - kueue_start_time_seconds{{{AT}}}", "up"),
             unit="s",
         ),
     ]

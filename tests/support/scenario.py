@@ -197,7 +197,8 @@ class Scenario:
     def do_why(self, words: list[str]) -> None:
         """Why a live job waits."""
         job = self.engine.state.jobs[int(words[0])]
-        self.lines += queries.reasons(self.engine.queue, job, self.now)
+        waits = queries.live_detail(self.engine, job, self.now).waits
+        self.lines += waits or queries.reasons(self.engine.queue, job, self.now)
 
     def do_jobs(self, _: list[str]) -> None:
         """Live and finished jobs, and the attempts of their past."""
@@ -210,8 +211,11 @@ class Scenario:
     # --- workers -----------------------------------------------------------------------------------------------------
 
     def worker_joins(self, who: str, words: list[str]) -> None:
-        """``w1 joins cores=8 slots=4 ram=8000 gpu=2 boot=b machine=m 0=running 1=exit:0 2=unknown``."""
-        values = dict(word.split("=") for word in words)
+        """``w1 joins cores=8 slots=4 ram=8000 gpu=2 boot=b machine=m 0=running 1=exit:0 2=unknown``.
+
+        ``old``: of a release that takes no offers ahead.
+        """
+        values = dict(word.split("=") for word in words if "=" in word)
         reports = tuple(self._report(int(key), value) for key, value in values.items() if key.isdecimal())
         named = (("gpu", int(values["gpu"])),) if "gpu" in values else ()
         hello = m.WorkerHello(
@@ -226,6 +230,7 @@ class Scenario:
                 named=named,
             ),
             attempts=reports,
+            lines="old" not in words,
         )
         self._say(self._open(who), hello)
 

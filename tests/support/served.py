@@ -41,11 +41,11 @@ class House:
         self._nursery = nursery
 
     async def _connect(
-        self, decoder: codec.Decoder[Any], name: str, *, without_buffer: bool = False
+        self, decoder: codec.Decoder[Any], name: str, *, without_buffer: bool = False, uid: int | None = None
     ) -> tuple[net.MessageStream[Any], trio.Event]:
         pair = trio.testing.lockstep_stream_pair if without_buffer else trio.testing.memory_stream_pair
         ours, theirs = pair()
-        self._nursery.start_soon(self._serve, theirs, name)
+        self._nursery.start_soon(self._serve, theirs, name, uid)
         connection: tuple[net.MessageStream[Any], trio.Event] = await self._nursery.start(
             self._hold, ours, decoder, name
         )
@@ -57,15 +57,15 @@ class House:
             task_status.started((messages, over))
             await over.wait()
 
-    async def _serve(self, stream: trio.abc.Stream, name: str) -> None:
+    async def _serve(self, stream: trio.abc.Stream, name: str, uid: int | None) -> None:
         async with net.messages_over(stream, codec.first, name=name, limit=m.FRAME_LIMIT) as messages:
             hello = await messages.receive_first()
             if hello:
-                await greet(self.driver, messages, hello, net.Peer(name))
+                await greet(self.driver, messages, hello, net.Peer(name, uid))
 
-    async def client(self, *, without_buffer: bool = False) -> Client:
-        """A command; `without_buffer`: what it does not read stays with the server."""
-        client = Client(*await self._connect(codec.to_client, "client", without_buffer=without_buffer))
+    async def client(self, *, without_buffer: bool = False, uid: int | None = None) -> Client:
+        """A command; `without_buffer`: what it does not read stays with the server; `uid`: at the local socket."""
+        client = Client(*await self._connect(codec.to_client, "client", without_buffer=without_buffer, uid=uid))
         client.say(m.ClientHello())
         await client.hear_a(m.Welcome)
         return client

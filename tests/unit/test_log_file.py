@@ -1,7 +1,9 @@
 """The bounded log file."""
 
 import logging
+import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -64,3 +66,37 @@ def test_a_worker_without_a_log_file_opens_none():
 
     assert _parser().parse_args([]).log_file == ""
     assert _parser().parse_args(["--log-file", "here"]).log_file == str(Path.cwd() / "here")
+
+
+def test_a_reader_who_does_not_read_holds_nobody_up_and_is_told_what_was_dropped():
+    program = (
+        "from kueue import log\n"
+        "log.start('info'); log.unhurried(); log.WAITING_LINES = 100\n"
+        "for number in range(1000): log.logger('test').info('%d %s', number, 'x' * 1000)\n"
+        "print('done', flush=True); input()\n"
+        "log.logger('test').info('last')\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={"PYTHONPATH": str(Path(__file__).parents[2])},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "done\n"  # it did not wait for us
+        said: list[str] = []
+        reader = threading.Thread(target=said.extend, args=(process.stderr,))
+        reader.start()
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.close()
+        process.wait(60)
+        reader.join(60)
+    assert said[-1].endswith("last\n") or "lines were dropped" in said[-1]
+    assert any("lines were dropped: nobody took them" in line for line in said)
+    numbers = [int(line.split()[3]) for line in said if line.endswith("x\n")]
+    assert numbers == sorted(numbers)
+    assert numbers[0] == 0

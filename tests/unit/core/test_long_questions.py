@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kueue.core import facts as f
-from kueue.core import holding, removal, submission
+from kueue.core import queue, submission
 from kueue.core.engine import Engine
 from kueue.core.queue import Turn
 from kueue.core.settings import Settings
@@ -140,18 +140,18 @@ def test_parts_that_come_to_too_many_jobs_are_not_kept(engine):
 
 
 def test_a_removal_of_very_many_jobs_takes_a_portion_a_turn_and_is_answered_once(engine):
-    count = 2 * removal.PORTION + 5
+    count = 2 * queue.PORTION + 5
     engine.handle(9, submit(jobs(count)), NOW)
     question = m.RemoveJobs(seq=2, request_id="x", ids=((0, count),))
     taken = [engine.handle(9, question, NOW), *turns(engine)]
-    assert [len(turn.finished) for turn in taken] == [removal.PORTION, removal.PORTION, 5]
+    assert [len(turn.finished) for turn in taken] == [queue.PORTION, queue.PORTION, 5]
     ((_, answer),) = [send for turn in taken for send in turn.sends]
     assert [result.id for result in answer.results] == list(range(count + 1))
     assert [result.ok for result in answer.results] == [True] * count + [False]
 
 
 def test_a_job_that_ends_before_its_turn_to_be_removed_is_told_as_over(engine):
-    count = removal.PORTION + 1
+    count = queue.PORTION + 1
     engine.handle(9, submit(jobs(count)), NOW)
     engine.handle(9, m.RemoveJobs(seq=2, request_id="x", ids=((0, count - 1),)), NOW)
     engine.handle(8, m.RemoveJobs(seq=3, request_id="y", ids=((count - 1, count - 1),)), NOW)
@@ -161,7 +161,7 @@ def test_a_job_that_ends_before_its_turn_to_be_removed_is_told_as_over(engine):
 
 
 def test_a_removal_that_a_dead_server_had_half_done_is_answered_to_its_repetition_as_if_whole(engine):
-    count = removal.PORTION + 5
+    count = queue.PORTION + 5
     facts = [*engine.handle(1, HELLO, NOW).facts, *engine.handle(9, submit(jobs(count)), NOW).facts]
     facts += engine.settle(NOW).facts
     facts += engine.handle(1, m.AttemptStarted(offer=0, started_wall=1.0), NOW).facts
@@ -201,12 +201,12 @@ def test_a_client_that_hangs_up_costs_the_jobs_that_it_watched_and_no_others(eng
 
 
 def test_very_many_jobs_are_held_and_released_a_portion_a_turn_and_told_of_once(engine):
-    count = 2 * holding.PORTION + 5
+    count = 2 * queue.PORTION + 5
     engine.handle(9, submit(jobs(count)), NOW)
     for kind, state in ((m.HoldJobs, JobState.HELD), (m.ReleaseJobs, JobState.PENDING)):
         question = kind(seq=2, request_id=kind.__name__, ids=((0, count),))
         taken = [engine.handle(9, question, NOW), *turns(engine)]
-        assert [len(turn.facts) for turn in taken] == [holding.PORTION, holding.PORTION, 5 + 1]
+        assert [len(turn.facts) for turn in taken] == [queue.PORTION, queue.PORTION, 5 + 1]
         ((_, answer),) = [send for turn in taken for send in turn.sends]
         assert [result.id for result in answer.results] == list(range(count + 1))
         assert [result.ok for result in answer.results] == [True] * count + [False]
@@ -214,7 +214,7 @@ def test_very_many_jobs_are_held_and_released_a_portion_a_turn_and_told_of_once(
 
 
 def test_a_job_that_ends_before_its_turn_to_be_held_is_told_as_over(engine):
-    count = holding.PORTION + 1
+    count = queue.PORTION + 1
     engine.handle(9, submit(jobs(count)), NOW)
     engine.handle(9, m.HoldJobs(seq=2, request_id="x", ids=((0, count - 1),)), NOW)
     engine.handle(8, m.RemoveJobs(seq=3, request_id="y", ids=((count - 1, count - 1),)), NOW)
@@ -223,7 +223,7 @@ def test_a_job_that_ends_before_its_turn_to_be_held_is_told_as_over(engine):
 
 
 def test_a_repetition_of_a_long_hold_under_way_takes_its_place(engine):
-    count = holding.PORTION + 1
+    count = queue.PORTION + 1
     engine.handle(9, submit(jobs(count)), NOW)
     engine.handle(9, m.HoldJobs(seq=2, request_id="x", ids=((0, count - 1),)), NOW)
     engine.handle(10, m.HoldJobs(seq=4, request_id="x", ids=((0, count - 1),)), NOW)

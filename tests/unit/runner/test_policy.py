@@ -239,7 +239,7 @@ def test_a_start_that_hangs_is_said_once():
 
 def test_queued_attempts_follow_and_wait_for_the_lease():
     policy = running(leased(10.0))
-    assert policy.start(2, Terms(after=1), 2.0) == [Tell(2, "queued")]
+    assert policy.start(2, Terms(line=1), 2.0) == [Tell(2, "queued")]
     policy.tick(10.0)
     policy.exited(1, 0, None, 11.0)
     assert Start not in kinds(policy.seen(1, 0, 0, 11.0))

@@ -254,6 +254,7 @@ def test_the_guard_takes_what_is_frozen_for_paused(divided, bench, ours):
 def test_what_shows_no_frozen_state_is_stopped_by_signals(divided, bench, tmp_path):
     divided.start(1, *shell("touch ready; while :; do :; done"))
     wait_until((bench.work / "ready").exists)
+    wait_until(lambda: len(bench.tree(1)) == 1)  # `touch` has made the file, and is gone
     (pid,) = bench.tree(1)
     stuck = tmp_path / "stuck"  # what the kernel shows while one of the processes waits for a dead file server
     stuck.mkdir()

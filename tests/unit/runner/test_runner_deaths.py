@@ -82,7 +82,7 @@ def test_a_lease_renewed_while_nothing_else_happens_is_known_to_the_next_keeper(
 
 def test_a_queued_attempt_is_not_started_by_a_keeper_that_has_not_seen_the_order(desk, bench):
     desk.start(1, "sh", "-c", WAIT)
-    desk.start(2, "touch", "made", after=1)
+    desk.start(2, "touch", "made", line=1)
     desk.expect("Queued", 2)
     kill(bench.keeper())
     again = bench.attach()

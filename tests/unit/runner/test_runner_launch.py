@@ -1,7 +1,5 @@
 """The short way of starting a program gives a job the same world as the long one, and leaves what fails to it."""
 
-import contextlib
-import ctypes
 import json
 import os
 import subprocess
@@ -10,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from runner_bench import wait_until
+
+from tests.support.file_server import dead_file_server
 
 WORLD = """
 import json, os, resource, sys
@@ -150,26 +150,6 @@ def test_a_job_started_either_way_is_paused_at_the_end_of_the_lease(desk, bench,
     desk.expect("PauseDone")
     desk.send("StopOrder", offer=way, kill=True)
     assert desk.end(way)["outcome"]["type"] == "canceled"
-
-
-@contextlib.contextmanager
-def dead_file_server(place):
-    """A file system over this directory that answers nothing."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    try:
-        handle = os.open("/dev/fuse", os.O_RDWR)
-    except OSError as error:
-        pytest.skip(f"/dev/fuse: {error.strerror}")
-    options = f"fd={handle},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()}".encode()
-    try:
-        if libc.mount(b"dead", os.fsencode(place), b"fuse", 0, options):
-            pytest.skip(f"a file system cannot be mounted: {os.strerror(ctypes.get_errno())}")
-        try:
-            yield
-        finally:
-            libc.umount2(os.fsencode(place), 2)  # MNT_DETACH
-    finally:
-        os.close(handle)  # whoever waits for an answer gets an error
 
 
 @pytest.mark.slow

@@ -236,7 +236,7 @@ def test_an_offer_withdrawn_before_it_came_is_not_started_when_it_comes(desk):
 
 def test_a_queued_attempt_starts_when_the_one_before_it_is_over(desk, bench):
     desk.start(1, "sh", "-c", "while [ ! -e go ]; do sleep 0.02; done; echo first >> log")
-    desk.start(2, "sh", "-c", "echo second >> log", after=1)
+    desk.start(2, "sh", "-c", "echo second >> log", line=1)
     desk.expect("Queued", 2)
     (bench.work / "go").touch()
     desk.end(2)
@@ -245,13 +245,24 @@ def test_a_queued_attempt_starts_when_the_one_before_it_is_over(desk, bench):
 
 def test_a_queued_attempt_can_be_withdrawn(desk):
     desk.start(1, "sleep", "60")
-    desk.start(2, "true", after=1)
+    desk.start(2, "true", line=1)
     desk.expect("Queued", 2)
     desk.send("WithdrawOrder", offer=2)
     desk.expect("Withdrawn", 2)
     desk.send("StopOrder", offer=1, kill=True)
     desk.end(1)
     assert not [event for event in desk.drain() if event.get("offer") == 2]
+
+
+def test_a_queued_attempt_is_given_back_by_a_runner_that_was_told_to_end(desk, bench):
+    desk.start(1, "sleep", "60")
+    desk.start(2, "touch", "made", line=1)
+    desk.expect("Queued", 2)
+    os.kill(bench.keeper(), signal.SIGTERM)
+    desk.send("StopOrder", offer=1, kill=True)
+    desk.expect("Refused", 2)
+    wait_until(lambda: not bench.folder(2).exists())
+    assert not (bench.work / "made").exists()
 
 
 def test_an_output_that_hangs_does_not_hold_up_others_and_can_be_stopped(desk, bench):

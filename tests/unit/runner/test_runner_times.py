@@ -157,7 +157,7 @@ def test_a_successor_that_was_told_nothing_pauses_what_needs_a_lease_until_there
 
 def test_a_successor_finds_a_process_that_had_to_wait_for_another_one(left):
     state, leave = left
-    process = leave(2, "sleep", "7064", after=1, on_lost="wait")
+    process = leave(2, "sleep", "7064", line=1, on_lost="wait")
     leave(1, "sleep", "7065", on_lost="wait")
     rows = succeed(state)
     assert (rows[2]["state"], rows[2]["pid"]) == ("running", process.pid)
@@ -241,4 +241,4 @@ def test_the_first_offer_of_a_queue_is_mirrored_like_any_other(tmp_path):
     (tmp_path / "runners" / "one").mkdir(parents=True)
     (tmp_path / "spool").mkdir()
     keeper = Keeper(Settings(Rundir(str(tmp_path), "one"), "identity", "1"), -1)
-    assert set(keeper._mirror({0, 7})["rows"]) == {"0", "7"}
+    assert set(keeper.mirror.of({0, 7})["rows"]) == {"0", "7"}

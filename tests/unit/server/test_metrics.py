@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 
 import pytest
 import trio
@@ -13,10 +14,8 @@ from kueue import exposition
 from kueue.core import facts as f
 from kueue.core.workers import SET_ASIDE_SECONDS
 from kueue.model import (
-    Canceled,
     EndRecord,
     Exited,
-    Lost,
     NotStarted,
     Outcome,
     Request,
@@ -25,7 +24,7 @@ from kueue.model import (
 )
 from kueue.protocol import messages as m
 from kueue.server import metrics
-from kueue.server.measures import OUTCOMES, Measures, outcome_word
+from kueue.server.measures import Measures
 from kueue.server.metrics import REASONS, Disk, Sight, families
 from tests.support.large_lab import LargeLab
 
@@ -92,36 +91,34 @@ async def test_an_offer_is_outstanding_until_its_worker_answers():
     assert (await figures(lab))["kueue_offers_outstanding"] == 0
 
 
-@pytest.mark.parametrize(
-    ("outcome", "word"),
-    [
-        (Exited(0), "succeeded"),
-        (Exited(1), "failed"),
-        (Signaled(9), "signaled"),
-        (NotStarted("no such file", "not_found"), "not_started"),
-        (TimedOut(1.0), "timed_out"),
-        (Canceled(), "canceled"),
-        (Lost("w1"), "lost"),
-    ],
-)
-async def test_each_outcome_has_a_word_of_its_own(outcome, word):
-    assert outcome_word(outcome) == word
-    assert word in OUTCOMES
+TOLD = {
+    "succeeded": Exited(0),
+    "failed": Exited(7),
+    "signaled": Signaled(11),
+    "timed_out": TimedOut(1.0),
+    "not_started": NotStarted("no such file", "not_found"),
+}
+"""What a worker tells of an attempt that ended by itself."""
+OUTCOMES = (*TOLD, "canceled", "lost")
+
+
+def finished(found):
+    return {word: found[f'kueue_jobs_finished_total{{outcome="{word}"}}'] for word in OUTCOMES}
 
 
 async def test_finished_jobs_are_counted_by_outcome():
     lab = LargeLab(workers=1)
-    lab.submit(SMALL, count=3)
+    lab.submit(SMALL, count=len(TOLD))
     lab.settle()
     lab.start_all()
-    for at, outcome in enumerate((Exited(0), Exited(7), Signaled(11))):
+    for at, outcome in enumerate(TOLD.values()):
         end(lab, at, outcome)
+        assert sum(finished(await figures(lab)).values()) == at + 1
     found = await figures(lab)
-    ended = {word: found[f'kueue_jobs_finished_total{{outcome="{word}"}}'] for word in OUTCOMES}
-    assert ended == dict.fromkeys(OUTCOMES, 0) | {"succeeded": 1, "failed": 1, "signaled": 1}
-    assert found['kueue_jobs_kept{outcome="failed"}'] == 2
-    assert found["kueue_job_run_seconds_count"] == 3
-    assert found["kueue_job_run_seconds_sum"] == 90
+    assert finished(found) == {**dict.fromkeys(TOLD, 1), "canceled": 0, "lost": 0}
+    assert found['kueue_jobs_kept{outcome="failed"}'] == 4
+    assert found["kueue_job_run_seconds_count"] == len(TOLD)
+    assert found["kueue_job_run_seconds_sum"] == 30 * len(TOLD)
 
 
 async def test_the_wait_is_that_for_the_first_start_and_a_start_counts_once():
@@ -382,16 +379,21 @@ async def test_many_jobs_make_no_more_series_than_few_and_nothing_tells_of_them(
     assert not re.search(r"secret-command|somebody|2026-", text)
 
 
-async def test_a_large_lab_is_a_page_of_less_than_a_megabyte():
+async def test_a_large_lab_is_a_page_of_less_than_a_megabyte_and_a_tenth_of_a_second():
     lab = LargeLab(workers=200)
     for number in range(100):
         lab.submit(Request(cores=1 + number % 32, ram_mb=100 + number), count=100)
     lab.settle()
     lab.start_all()
     for accept in ("", "application/openmetrics-text"):
-        text = await page(lab, accept)
+        took = []
+        for _ in range(3):
+            began = time.process_time()  # what else runs on the machine must not decide
+            text = await page(lab, accept)
+            took.append(time.process_time() - began)
         assert text.count("kueue_worker_up{") == 200
         assert len(text) < 1_000_000
+        assert min(took) < 0.1
 
 
 async def test_the_jobs_are_not_walked():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kueue import places
 from kueue.errors import UserError
 from kueue.server.recovery import recover, state_file
 from kueue.storage.sqlite import SqliteStore
@@ -36,3 +37,17 @@ def test_a_state_of_which_one_page_is_gone_is_recovered(tmp_path):
         file.write(bytes(4096))
     assert recover(tmp_path) == 0
     assert len(list(tmp_path.glob("queue.sqlite.damaged-*"))) == 1
+
+
+def test_what_is_recovered_has_its_name_after_a_loss_of_power(tmp_path, monkeypatch):
+    SqliteStore(state_file(tmp_path), is_network=False, wall=1.0).close()
+    with state_file(tmp_path).open("r+b") as file:
+        file.seek(4096 * 2)
+        file.write(bytes(4096))
+    damaged = state_file(tmp_path).stat().st_ino
+    synced = []
+    monkeypatch.setattr(
+        places, "sync_directory", lambda folder: synced.append((folder, state_file(tmp_path).stat().st_ino != damaged))
+    )
+    assert recover(tmp_path) == 0
+    assert synced == [(tmp_path, True)]

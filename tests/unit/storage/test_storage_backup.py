@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import threading
 import time
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from kueue.errors import UserError
 from kueue.storage import backup
 from kueue.storage.sqlite import SqliteStore
+from tests.support.file_server import dead_file_server
 from tests.support.storage_rows import batch, ending, job_range, live_ids, submitted
 
 FAT = tuple(("x" * 20_000,) for _ in range(50))
@@ -36,6 +39,14 @@ def away(tmp_path):
 
 def begun(store, target, **how):
     return store.begin_copy(backup.plan(target, store.path, **{"force": False, **how}))
+
+
+def stands_in(thread, function):
+    """The thread has called this function and is not back."""
+    frame = sys._current_frames().get(thread.ident)
+    while frame is not None and frame.f_code.co_name != function:
+        frame = frame.f_back
+    return frame is not None
 
 
 def content(path):
@@ -110,6 +121,35 @@ def test_a_copy_to_a_file_server_is_made_beside_the_state_first(store, away, mon
     assert [path.name for path in away.iterdir()] == ["copy"]
     assert not [path.name for path in store.path.parent.iterdir() if "copy" in path.name]
     assert live_ids(content(away / "copy")[1]) == list(range(500))
+
+
+def test_a_copy_to_a_file_server_that_dies_can_be_given_up_and_another_be_made(store, away, monkeypatch):
+    monkeypatch.setattr("kueue.places.is_network", lambda _: True)
+    copy = begun(store, away / "copy")
+    while not copy.step():
+        pass
+    failures = []
+
+    def finish():
+        try:
+            copy.finish()
+        except UserError as error:
+            failures.append(str(error))
+
+    waiting = threading.Thread(target=finish, daemon=True)
+    with dead_file_server(away):
+        waiting.start()
+        while not stands_in(waiting, "_create"):
+            time.sleep(0.01)
+        copy.abort()
+        assert not [path.name for path in store.path.parent.iterdir() if "copy" in path.name]
+        again = begun(store, away.parent / "copy")
+        while not again.step():
+            pass
+    waiting.join(20)
+    assert again.finish().live == 500
+    assert len(failures) == 1
+    assert list(away.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["queue.sqlite-journal", "lock", "new", "queue.sqlite.restored-1"])

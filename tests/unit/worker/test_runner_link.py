@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import threading
 import time
 from contextlib import asynccontextmanager
 
@@ -13,6 +14,9 @@ import trio
 from kueue.model import Canceled, Exited
 from kueue.runner.kernel import is_locked
 from kueue.runner.tree import Scanner, status, tag_of
+from kueue.worker import runner_link
+from kueue.worker.handed_over import start_records
+from kueue.worker.known import Memo, write_memo
 from kueue.worker.orders import (
     Attached,
     Changed,
@@ -20,6 +24,7 @@ from kueue.worker.orders import (
     ForgetAttempts,
     Gone,
     PauseDone,
+    Queued,
     Refused,
     SetLease,
     StartAttempt,
@@ -227,6 +232,30 @@ async def test_a_worker_that_comes_after_the_death_of_its_runner_learns_the_same
         assert lab.tree(1) == []
 
 
+async def test_a_spool_that_is_slow_to_read_does_not_hold_the_worker_up(lab, monkeypatch):
+    reading, go_on = threading.Event(), threading.Event()
+
+    def slowly(spool):
+        reading.set()
+        assert go_on.wait(10), "nothing else went on meanwhile"
+        return start_records(spool)
+
+    async def meanwhile():
+        await wait_until(reading.is_set)
+        go_on.set()
+
+    async with lab.worker() as link:
+        await link.send(lab.order(1, "sleep", "7061"))
+        await hear(link, Started, 1)
+    (name,) = runner_pids(lab.state)
+    kill_runner(lab.state, name)
+    monkeypatch.setattr(runner_link, "start_records", slowly)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(meanwhile)
+        async with lab.worker() as link:
+            await hear(link, Gone, 1)
+
+
 async def test_attempts_of_a_mute_runner_are_unknown_until_it_answers(lab):
     async with lab.worker(answer_seconds=0.5) as link:
         await link.send(lab.order(1, "sleep", "7055"))
@@ -282,6 +311,28 @@ async def test_a_runner_of_an_older_release_is_served_and_gets_nothing_new(lab, 
         assert len(runner_pids(lab.state)) == 2
         (lab.work / "go").touch()
         assert (await hear(link, Ended, 1)).end.outcome == Exited(7)
+
+
+async def test_nothing_waits_in_a_line_behind_an_attempt_that_another_runner_has(lab, monkeypatch):
+    from kueue.worker import runner_program
+
+    monkeypatch.setattr(runner_program, "__version__", "0.0.9")
+    async with lab.worker() as link:
+        await link.send(lab.order(1, *WAIT))
+        await hear(link, Started, 1)
+        await link.send(lab.order(2, *WAIT, line=1, memo=write_memo(Memo(line=1))))
+        await hear(link, Queued, 2)
+    monkeypatch.undo()
+    async with lab.worker() as link:
+        await link.send(lab.order(3, "touch", "made", line=1))
+        assert "with another runner" in (await hear(link, Refused, 3)).reason
+        await link.send(lab.order(4, "touch", "made", line=4))
+        await hear(link, Ended, 4)
+        (lab.work / "go").touch()
+        assert (await hear(link, Ended, 1)).end.outcome == Exited(7)
+        assert (await hear(link, Ended, 2)).end.outcome == Exited(7)
+        await link.send(lab.order(6, "true", line=1))
+        await hear(link, Ended, 6)
 
 
 async def test_a_state_directory_with_a_very_long_path_works(lab):

@@ -1,0 +1,64 @@
+"""The ends of attempts: written down first, told after, and what is left of them dropped."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from kueue.runner.care import Care
+from kueue.runner.policy import Finish
+from kueue.runner.spool import Record
+
+if TYPE_CHECKING:
+    from kueue.runner.keeper import Keeper
+
+
+class Ends:
+    """Those of one keeper's attempts."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self.unwritten: dict[int, Record] = {}
+        """Offer → the record of an end that did not fit on the disk yet: nobody is told of it."""
+        self._keeper = keeper
+        self._dropped: set[int] = set()
+        """Tags of trees that are over and whose cgroups are still there."""
+
+    def finish(self, finish: Finish, now: float) -> None:
+        care = self._keeper.cares[finish.offer]
+        self.unwritten[care.offer] = care.conclude(finish, now, time.time())
+        self.write(care)
+
+    def write(self, care: Care) -> None:
+        """Write the record down and tell of it; when it does not fit, it is tried once more later."""
+        record = self.unwritten[care.offer]
+        try:
+            self._keeper.spool.write_exit(care.offer, record)
+        except OSError as error:  # a full disk, most likely: nothing is told that is not written
+            self._keeper.log(f"the record of attempt {care.offer} cannot be written: {error}")
+            self._keeper.once_more(care.offer)
+            return
+        del self.unwritten[care.offer]
+        care.end = record
+        self.drop_tree(care)
+        self._keeper.clerk.tell_end(care)
+
+    def vanish(self, offer: int) -> None:
+        """It never ran: nothing of it is kept."""
+        care = self._keeper.cares.pop(offer, None)
+        if care is not None:
+            self.drop_tree(care)
+            self._keeper.spool.forget(offer)
+
+    def taken_back(self, tag: int) -> None:
+        """Its cgroup is in use again."""
+        self._dropped.discard(tag)
+
+    def drop_cgroups(self) -> None:
+        """Remove those of trees that are over, as far as nothing lives in them."""
+        self._dropped = {tag for tag in self._dropped if not self._keeper.scanner.drop(tag)}
+
+    def drop_tree(self, care: Care) -> None:
+        """What was allowed to stay behind keeps its cgroup for as long as it lives."""
+        self._keeper.scanner.forget(care.tag)
+        if care.cgroup:
+            self._dropped.add(care.tag)

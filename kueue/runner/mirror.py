@@ -1,0 +1,50 @@
+"""The mirror: what a spawner has to know to go on as keeper, sent to it before each action."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kueue.runner.wire import line_of
+
+if TYPE_CHECKING:
+    from kueue.runner.keeper import Keeper
+
+OURSELVES = -1
+"""Where the number of an offer may stand: the keeper's own affairs. Offers count from 0."""
+
+
+class Mirror:
+    """That of one keeper, held by its current spawner."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self.changed: set[int] = set()
+        """Offers whose mirror is old; `OURSELVES` for what is not about one attempt."""
+        self._keeper = keeper
+
+    def send(self) -> None:
+        """Send what has changed, if there is a spawner that can read it."""
+        spawner = self._keeper.spawners.current
+        if not self.changed or spawner is None or not spawner.lines.open:
+            return
+        spawner.lines.put(line_of({"do": "mirror", **self.of(self.changed)}))
+        self.changed.clear()
+        spawner.lines.flush()
+
+    def of(self, offers: set[int]) -> dict[str, Any]:
+        """What a successor has to know of these, as in `changed`."""
+        rows: dict[str, Any] = {}
+        for offer in offers - {OURSELVES}:
+            care = self._keeper.cares.get(offer)
+            rows[str(offer)] = care and {"policy": self._keeper.policy.row(offer), "care": care.mirror()}
+        deadline = self._keeper.policy.deadline
+        return {
+            "rows": rows,
+            "deadline": deadline if deadline > 0 else 0.0,
+            "lapsed": self._keeper.policy.lapsed,
+            "pause_told": self._keeper.policy.pause_told,
+            "server_lock": [
+                self._keeper.server_watch.path.encode("utf-8", "surrogateescape").hex(),
+                self._keeper.server_watch.seconds,
+            ],
+            **({"reviver": self._keeper.reviver.mirror()} if OURSELVES in offers else {}),
+        }
