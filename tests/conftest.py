@@ -24,8 +24,11 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
 
-# Nothing of the person who runs the tests may leak in, and nothing may leak out into their state.
+# Nothing of the person who runs the tests may leak in, and nothing may leak out into their state. Python's own switches
+# belong to it: with PYTHONUNBUFFERED a program whose last output fails ends otherwise than a user's does.
 for name in [name for name in os.environ if name.startswith("KUEUE_") and not name.startswith("KUEUE_TEST_")]:
+    del os.environ[name]
+for name in [name for name in os.environ if name.startswith("PYTHON")]:
     del os.environ[name]
 
 

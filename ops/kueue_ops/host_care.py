@@ -13,18 +13,11 @@ import msgspec
 from kueue import clock, log
 from kueue_ops.address import HostAddress
 from kueue_ops.lanes import Ticket
-from kueue_ops.restart_policy import (
-    Decision,
-    HostHistory,
-    Limits,
-    Scene,
-    ServerWord,
-    Turns,
-    acted,
-    decide,
-)
+from kueue_ops.restart_decision import Decision, Limits
+from kueue_ops.restart_policy import HostHistory, Scene, acted, decide
 from kueue_ops.restart_status import HostStatus
-from kueue_ops.sight import HostSight, Trouble
+from kueue_ops.restart_turns import Turns
+from kueue_ops.sight import HostSight, ServerWord, Trouble
 from kueue_ops.trouble import HostTrouble
 
 _log = log.logger("restart")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from kueue import __version__
-from kueue.errors import EXIT_CANCELED, EXIT_OWN_FAILURE, EXIT_REFUSED, Bug, KueueError
-from kueue_ops import install_files, install_units, record
-from kueue_ops.shells import ALIASES, SHELLS
+from kueue import console
+from kueue.errors import EXIT_CANCELED, EXIT_REFUSED, KueueError
+from kueue_ops import command_line, install_files, install_units, record
+from kueue_ops.completion_places import ALIASES, SHELLS
 from kueue_ops.steps import Steps
 from kueue_ops.systemd import PARTS
 
@@ -21,6 +20,10 @@ PROGRAM = "kueue_install"
 
 def main(words: Sequence[str] | None = None) -> int:
     """Entry point. Returns the exit code: 0 all is done, 1 something was refused or kept, 2 wrong usage."""
+    return console.concluded(lambda: _main(words))
+
+
+def _main(words: Sequence[str] | None) -> int:
     options = _parser().parse_args(words)
     try:
         _check_home()
@@ -28,26 +31,12 @@ def main(words: Sequence[str] | None = None) -> int:
             steps = Steps(known, options.purpose, is_dry=options.dry_run, is_forced=options.force)
             act: Callable[[argparse.Namespace, Steps], None] = options.act
             act(options, steps)
-        sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing is left to be written at exit
-        return EXIT_REFUSED
+        raise
     except KeyboardInterrupt:
         return EXIT_CANCELED
-    except KueueError as error:
-        if options.debug or isinstance(error, Bug):
-            traceback.print_exc()
-        return _complain(f"Error: {error}", error.hint and f"Hint: {error.hint}", error.exit_code)
-    except OSError as error:
-        if options.debug:
-            traceback.print_exc()
-        where = f"{error.filename}: " if error.filename else ""
-        return _complain(f"Error: {where}{error.strerror or error}.", "", EXIT_REFUSED)
-    except Exception as error:  # noqa: BLE001  whatever it is, the person gets a sentence, and the place on request
-        if options.debug:
-            traceback.print_exc()
-        sentence = f"Error: a fault in kueue itself: {type(error).__name__}: {error}"
-        return _complain(sentence, f"Hint: see `{PROGRAM} --debug`.", EXIT_OWN_FAILURE)
+    except Exception as error:  # noqa: BLE001  said in a sentence
+        return command_line.explained(error, PROGRAM, trace=options.debug)
     return EXIT_REFUSED if steps.failures else 0
 
 
@@ -61,22 +50,13 @@ def _check_home() -> None:
         raise KueueError(f"HOME is '{home}', which is no absolute path.", hint="Log in anew, or set HOME.")
 
 
-def _complain(sentence: str, hint: str, code: int) -> int:
-    print(sentence, file=sys.stderr)
-    if hint:
-        print(hint, file=sys.stderr)
-    return code
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=PROGRAM,
-        description="Puts what comes with kueue where systemd, shells, Grafana and Prometheus look for it. Needs no "
-        "root. Files that you changed are neither overwritten nor removed.",
-        epilog=f"Example: {PROGRAM} systemd --dry-run",
+    parser = command_line.parser(
+        PROGRAM,
+        "Puts what comes with kueue where systemd, shells, Grafana and Prometheus look for it. Needs no root. Files "
+        "that you changed are neither overwritten nor removed.",
+        f"{PROGRAM} systemd --dry-run",
     )
-    parser.add_argument("-V", "--version", action="version", version=f"{PROGRAM} {__version__}")
-    parser.add_argument("--debug", action="store_true", help="show a traceback with errors")
     kinds = parser.add_subparsers(metavar="WHAT", required=True)
     _add_systemd(kinds)
     _add_completion(kinds)
@@ -115,7 +95,7 @@ def _add_systemd(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         type=_one_of(PARTS),
         help=f"{', '.join(PARTS)}; without any: the worker, and the server if the settings name this machine",
     )
-    kind.add_argument("-c", "--config", metavar="PATH", help="settings file (default: ~/.config/kueue/config.toml)")
+    command_line.add_config(kind)
     # Not argparse.BooleanOptionalAction: Python 3.10 adds words of its own to its help.
     enable = kind.add_mutually_exclusive_group()
     enable.add_argument(

@@ -11,7 +11,7 @@ from pathlib import Path
 from kueue.errors import KueueError
 from kueue_ops import assets
 from kueue_ops import grafana as provisioning
-from kueue_ops.shells import ALIASES, SHELLS, Shell, other_targets, target, to_add
+from kueue_ops.completion_places import ALIASES, SHELLS, Shell, other_targets, target, to_add
 from kueue_ops.steps import Steps
 
 

@@ -11,7 +11,7 @@ from kueue import config, places
 from kueue.client import is_this_host
 from kueue.config import Config
 from kueue.errors import KueueError
-from kueue_ops import assets, programs, systemd, user_services
+from kueue_ops import assets, installation, systemd, user_services
 from kueue_ops.steps import Steps
 from kueue_ops.systemd import PARTS, Part
 from kueue_ops.user_services import UserServices
@@ -138,7 +138,7 @@ def _write(site: _Site, options: argparse.Namespace, steps: Steps, services: Use
 
 def _command(site: _Site, others: list[str], options: argparse.Namespace, steps: Steps) -> systemd.Command:
     """How the unit starts its program: as this installation does, unless that would be wrong for other hosts."""
-    command = programs.command(site.part)
+    command = installation.command(site.part)
     try:
         present = systemd.started(site.unit.read_text(encoding="utf-8"))
     except OSError:

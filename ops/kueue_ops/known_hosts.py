@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
+from kueue_ops import patience
 from kueue_ops.trouble import HostTrouble, trouble
 
 SSH_PORT = 22
@@ -57,7 +58,7 @@ def look_up(files: Iterable[Path], host: str, port: int) -> Known:
     Like ssh(1): of another port than 22 the plain host name is good, too, as long as the port has no entry of its own.
     Raises `HostTrouble` if a file is there and cannot be read: without it a changed key would look like a new one.
     """
-    lines = [line for file in files for line in _lines(file)]
+    lines = [line for file in files for line in _patient_lines(file)]
     found = _matching(lines, entry_name(host, port))
     if not found.keys and port != SSH_PORT:
         plain = _matching(lines, host.lower())
@@ -73,19 +74,30 @@ def fingerprint(blob: bytes) -> str:
 
 def remember(file: Path, entry: str, key_type: str, blob: bytes) -> bool:
     """Append the key of `entry_name` to the file (0600 in 0700 if it is new); False if that cannot be."""
+    line = f"{entry} {key_type} {base64.b64encode(blob).decode()}\n"
     try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file.touch(mode=0o600)
-        line = f"{entry} {key_type} {base64.b64encode(blob).decode()}\n"
-        with file.open("ab+") as out:
-            if out.seek(0, os.SEEK_END):
-                out.seek(-1, os.SEEK_END)
-                if out.read(1) != b"\n":  # editors leave it out; else two keys would be lost in one line
-                    line = f"\n{line}"
-            out.write(line.encode())
+        patience.within(patience.FILE_SECONDS, f"writing {file}", lambda: _append(file, line))
     except OSError:
         return False  # the caller tells that it was not remembered
     return True
+
+
+def _append(file: Path, line: str) -> None:
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file.touch(mode=0o600)
+    with file.open("ab+") as out:
+        if out.seek(0, os.SEEK_END):
+            out.seek(-1, os.SEEK_END)
+            if out.read(1) != b"\n":  # editors leave it out; else two keys would be lost in one line
+                line = f"\n{line}"
+        out.write(line.encode())
+
+
+def _patient_lines(file: Path) -> list[tuple[list[str], str]]:
+    try:
+        return patience.within(patience.FILE_SECONDS, f"reading {file}", lambda: _lines(file))
+    except OSError as error:
+        raise _unreadable(file, error) from error
 
 
 def _lines(file: Path) -> list[tuple[list[str], str]]:

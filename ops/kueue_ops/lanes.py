@@ -16,13 +16,18 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from queue import SimpleQueue
 from typing import Generic, TypeVar
+
+from kueue import log
 
 T = TypeVar("T")
 LINGERING = 3
 CROWD = 256
 """Threads at once; the address space of more of them, and their sockets, are a matter of what the machine allows."""
+
+_log = log.logger("restart.lanes")
 
 
 class Abandoned(Exception):
@@ -226,7 +231,7 @@ class Lanes:
             result = Result(ticket.key, error=error)
         is_awaited = ticket.end()
         if is_awaited:
-            done(result)
+            _tell(lambda: done(result))
         with self._lock:
             self._running.discard(ticket)
             self._inside.discard(ticket)
@@ -252,6 +257,14 @@ class Lanes:
                         self._lingering[ticket.key] += ticket.has_thread
                         tells.append((tell, ticket.key))
             for tell, key in tells:
-                tell(Abandoned(key))
+                _tell(partial(tell, Abandoned(key)))
             if tells:
                 self._begin_more()
+
+
+def _tell(tell: Callable[[], None]) -> None:
+    """A fault in whoever is told must cost neither a lane nor the watch over the limits of all others."""
+    try:
+        tell()
+    except Exception:  # noqa: BLE001  logged whole
+        _log.exception("a fault in kueue itself, in what follows of a result")

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from kueue import whole_file
 from kueue.errors import KueueError
 
 LOCK_SECONDS = 10.0
@@ -148,12 +149,4 @@ def write(path: Path, text: str, mode: int = 0o644) -> None:
     """The whole file or nothing, with its folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
-            os.fchmod(descriptor, mode)
-            file.write(text)
-        draft.replace(path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
+    whole_file.write(path, text.encode("utf-8", "surrogateescape"), mode, draft=str(draft))

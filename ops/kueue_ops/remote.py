@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from kueue import log
+from kueue.cli import doctor
 from kueue.settings import RestartWorkers
 from kueue_ops import remote_steps
 from kueue_ops.address import HostAddress
@@ -34,6 +35,8 @@ STOP_LIMIT_SECONDS = 120.0
 START_LIMIT_SECONDS = 2 * remote_steps.START_SECONDS + 30.0
 """A try in a session, one under our own eyes, and programs of the system that take their time."""
 RENEW_LIMIT_SECONDS = STOP_LIMIT_SECONDS + START_LIMIT_SECONDS
+DOCTOR_LIMIT_SECONDS = doctor.LIMIT_SECONDS + 20.0
+"""What it takes by itself, and the login shell's files, the search for it, the start of Python on a busy machine."""
 _DISK = re.compile(r"no space left|read-only file system|quota exceeded|input/output error", re.IGNORECASE)
 _CANNOT_RUN = {126, 127}
 """Exit codes of ``sh`` for a command that it cannot execute or find."""
@@ -174,7 +177,12 @@ class Remote:
 
     def run_doctor(self) -> Any:
         """The findings of ``kueue doctor --json`` there: what its JSON holds."""
-        answer = self._ask(remote_steps.DOCTOR, setting=self.options.worker_command, config=self.options.worker_config)
+        answer = self._ask(
+            remote_steps.DOCTOR,
+            limit=max(DOCTOR_LIMIT_SECONDS, self.options.command_timeout_seconds),
+            setting=self.options.worker_command,
+            config=self.options.worker_config,
+        )
         if not answer.word("kueue"):
             raise self._not_found(answer.lines("tried"), self.options.worker_command)
         try:

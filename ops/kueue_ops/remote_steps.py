@@ -138,8 +138,12 @@ bring_up() {
   if [ -n "$by_unit" ]; then
     by_service
     watch "${1:-@TURNS@}"
-    # Not for this host after all: the unit's condition tells only when it is tried.
-    if [ -n "$gone" ]; then if [ -z "$is_used" ]; then how=; else tell_service; fi; fi
+    # Not for this host after all: the unit's condition tells only when it is tried. Of a unit that nothing refers to
+    # (another host of the same home has enabled it meanwhile) systemd forgets at once when that was.
+    if [ -n "$gone" ]; then
+      if [ "$(fact ActiveState) $(fact ConditionResult)" = "inactive no" ]; then is_used=; fi
+      if [ -z "$is_used" ]; then how=; else tell_service; fi
+    fi
   fi
   if [ -z "$how" ]; then
     choose_screens

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import queue
 import select
 import signal
 import socket
@@ -17,9 +19,9 @@ from kueue import clock, log, notify, places
 from kueue.cli.screen import Screen
 from kueue.cli.text import harmless
 from kueue.errors import EXIT_REFUSED, KueueError
-from kueue_ops import progress, restart_settings, restart_status
+from kueue_ops import patience, progress, restart_settings, restart_status
+from kueue_ops.command_line import RESTART_WORKERS, leave
 from kueue_ops.host_care import HostCare, Reach
-from kueue_ops.restart_console import leave
 from kueue_ops.restart_settings import Laboratory
 from kueue_ops.restart_status import HostStatus, RoundsStatus
 from kueue_ops.rounds import TICK_SECONDS, Rounds
@@ -27,6 +29,10 @@ from kueue_ops.server_view import ServerView, client_of
 
 STOP_SECONDS = 3.0
 """What is being done on hosts may end in so long after a signal to stop; the whole stop takes less than 5."""
+STATUS_SECONDS = 1.0
+"""To write what is known of the hosts; a file system that takes longer gets the next."""
+SETTINGS_SECONDS = 10.0
+"""After so long it is said that the settings have no answer; they count when it comes all the same."""
 _YEARS_SECONDS = 1e8
 _STEP_SECONDS = 0.1
 
@@ -44,6 +50,9 @@ class Loop:
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
         self._is_dirty = threading.Event()
+        self._read: queue.SimpleQueue[Laboratory | Exception] = queue.SimpleQueue()
+        self._reading_since: float | None = None
+        self._is_to_read_again = False
         self._care = HostCare(
             lab.hosts,
             _view(lab),
@@ -64,6 +73,7 @@ class Loop:
 
     def run(self) -> int:
         """Returns 0 after a signal to stop; never otherwise. Ends the process itself when threads hang by then."""
+        log.unhurried()
         with self._signals():
             self._say_what_is_done()
             self._rounds.start(self._lab.hosts)
@@ -78,6 +88,7 @@ class Loop:
                 self._write_status()
         _log.info("stopped by %s", signal.Signals(number).name)
         if not is_clean:
+            log.written()
             # The interpreter would not wait for them, but what they hold (locks of buffers) may hold it at its end.
             leave(0)
         return 0
@@ -92,6 +103,7 @@ class Loop:
                 next_tick = clock.steady() + pause
                 if self._rounds.tick():
                     notify.notify(notify.ALIVE)
+                self._see_to_reading()
                 continue
             ready, _, _ = select.select([self._wake_in], [], [], left)
             received = b""
@@ -102,7 +114,10 @@ class Loop:
                 if number in {signal.SIGTERM, signal.SIGINT}:
                     return number
                 if number == signal.SIGHUP:
+                    log.outlive_terminal(RESTART_WORKERS, self._lab.log, f"kill {os.getpid()}")
                     self._reread()
+            with contextlib.suppress(queue.Empty):
+                self._take_over(self._read.get_nowait())
             if self._is_dirty.is_set():
                 # Many hosts change at once; a little later they fit into one writing. A signal meanwhile waits as long.
                 time.sleep(_STEP_SECONDS)
@@ -123,22 +138,58 @@ class Loop:
                 signal.signal(number, handler)
 
     def _reread(self) -> None:
+        """Begin to read the settings anew, in a thread: their file server may be dead, and this loop never waits."""
+        if self._reading_since is not None:
+            self._is_to_read_again = True
+            return
         notify.reloading()
+        self._reading_since = clock.steady()
         try:
-            lab = restart_settings.load(self._lab.config.path, self._chosen)
-        except KueueError as error:
-            _log.error("the settings stay as they were: %s %s", error, error.hint)
-        else:
-            log.start(lab.config.common.log_level)
-            self._lab = lab
+            threading.Thread(target=self._read_settings, name="settings", daemon=True).start()
+        except RuntimeError as error:  # no more threads for this user
+            self._take_over(error)
+
+    def _read_settings(self) -> None:
+        found: Laboratory | Exception
+        try:
+            found = restart_settings.load(self._lab.config.path, self._chosen)
+            _ = found.status  # looks for the state directory, here and not in the loop
+        except Exception as error:  # noqa: BLE001  whatever it is, the settings stay and the loop says why
+            found = error
+        self._read.put(found)
+        self._wake()
+
+    def _see_to_reading(self) -> None:
+        """Say once that the settings are still being read."""
+        since = self._reading_since
+        if since is not None and since + SETTINGS_SECONDS < clock.steady():
+            self._reading_since = float("inf")
+            _log.error(
+                "the settings stay as they were: %s has no answer, perhaps its file server is dead. They count as soon "
+                "as they can be read.",
+                self._lab.config.path,
+            )
+            notify.notify(notify.READY)
+
+    def _take_over(self, found: Laboratory | Exception) -> None:
+        self._reading_since = None
+        if isinstance(found, Laboratory):
+            log.start(found.config.common.log_level)
+            self._lab = found
             care, rounds = self._care, self._rounds
-            care.addresses, care.limits = dict(lab.hosts), lab.limits
-            care.server, care.reach = _view(lab), self._reach_of(lab)
-            rounds.lanes.widen(lab.settings.parallel_hosts, lab.look_seconds)
-            rounds.set_pace(lab.interval_seconds)
+            care.addresses, care.limits = dict(found.hosts), found.limits
+            care.server, care.reach = _view(found), self._reach_of(found)
+            rounds.lanes.widen(found.settings.parallel_hosts, found.look_seconds)
+            rounds.set_pace(found.interval_seconds)
             self._say_what_is_done()
-            rounds.set_hosts(lab.hosts)
+            rounds.set_hosts(found.hosts)
+        else:
+            hint = found.hint if isinstance(found, KueueError) else ""
+            _log.error("the settings stay as they were: %s", f"{found} {hint}".strip())
         notify.notify(notify.READY)
+        if self._is_to_read_again:
+            self._is_to_read_again = False
+            self._reread()
 
     def _say_what_is_done(self) -> None:
         for remark in self._lab.remarks:
@@ -150,8 +201,11 @@ class Loop:
     def _changed(self, _: HostStatus) -> None:
         if not self._is_dirty.is_set():
             self._is_dirty.set()
-            with contextlib.suppress(OSError):
-                self._wake_out.send(b"\0")  # no signal has this number
+            self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wake_out.send(b"\0")  # no signal has this number
 
     def _write_status(self) -> None:
         rows = []
@@ -161,10 +215,7 @@ class Loop:
             rows.append(
                 msgspec.structs.replace(self._care.status(host), next_wall=None if left is None else now + left)
             )
-        try:
-            restart_status.write(self._lab.status, RoundsStatus(tuple(rows)))
-        except (OSError, KueueError) as error:
-            _log.debug("the status could not be written: %s", error)
+        write_status(self._lab, RoundsStatus(tuple(rows)))
         notify.status(f"{sum(row.has_worker for row in rows)} of {len(rows)} hosts have a worker")
 
 
@@ -224,11 +275,22 @@ def once(lab: Laboratory, reach: Reach) -> int:
 
 def _keep(lab: Laboratory, rows: Sequence[HostStatus]) -> None:
     """For `--status`: the new rows, and what is known of the hosts that were not chosen."""
-    before = restart_status.read(lab.status)
-    others = [row for row in before.hosts if row.host not in lab.hosts] if before else []
+    with contextlib.suppress(OSError):
+        before = patience.within(STATUS_SECONDS, "old status", lambda: restart_status.read(lab.status))
+        others = [row for row in before.hosts if row.host not in lab.hosts] if before else []
+        write_status(lab, RoundsStatus((*rows, *others)))
+
+
+def write_status(lab: Laboratory, status: RoundsStatus) -> None:
+    """Nothing depends on it: what cannot be written, or not in time, is left out."""
+
+    def write() -> None:
+        places.own_directory(os.path.dirname(lab.status))  # noqa: PTH120  whoever tidies /var/tmp takes it away
+        restart_status.write(lab.status, status)
+
     try:
-        restart_status.write(lab.status, RoundsStatus((*rows, *others)))
-    except OSError as error:
+        patience.within(STATUS_SECONDS, "status", write)
+    except (OSError, KueueError) as error:
         _log.debug("the status could not be written: %s", error)
 
 

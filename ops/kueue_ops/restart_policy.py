@@ -1,13 +1,14 @@
 """Decides what to do about the worker of one host: leave, start, renew, wait, or give up and say so. Pure.
 
 Rules
-- A worker that the server sees alive is left alone, whatever the host shows. Exceptions: one of an older version than
-  the installed one is renewed, and one that was seen or started before the host's last boot is known to be gone.
+- A worker that the server sees alive is left alone, whatever the host shows. Exceptions: one of another version than
+  the one installed there is renewed, whichever is newer, and one that was seen or started before the host's last boot
+  is known to be gone.
 - A server that is away decides nothing: then a worker process that lives is left alone, and a missing one is started.
 - A worker that lives but that a server which answers does not see is renewed after `Limits.unseen_seconds`, which
   is longer than any pause of a worker between two tries to connect (25 s).
-- At most one worker that lives is renewed at a time over the whole laboratory (`Turns`). If the new version does not
-  come up on one host, the others keep theirs.
+- A worker that lives is renewed when it is its turn (`restart_turns`). A host where a renewal brings back a version
+  that is newer than the installed one has two installations; it keeps that until something changes there.
 - A start that fails is tried again after 1, 2, 4, … minutes; after `Limits.tries` in a row the host is given up until
   something changes there (version, boot, command, settings), or for a day.
 - Moments are seconds of a steady clock: neither a changed clock nor a suspended machine makes anything overdue.
@@ -15,40 +16,12 @@ Rules
 
 from __future__ import annotations
 
-import re
-from typing import Literal, TypeAlias
-
 import msgspec
 
-from kueue_ops.sight import UNIT, HostSight, Trouble, WorkerSight
-
-Action: TypeAlias = Literal["leave", "start", "renew", "back_off", "give_up", "trouble"]
-Cause: TypeAlias = Literal["", "missing", "session", "unseen", "version"]
-
-
-class Limits(msgspec.Struct, frozen=True):
-    """How patient the policy is; seconds."""
-
-    recheck_seconds: float = 3600.0
-    """Between two rounds."""
-    confirm_seconds: float = 5.0
-    """After a start it is looked again so soon."""
-    settle_seconds: float = 30.0
-    """A fresh session may be without a worker process for so long."""
-    unseen_seconds: float = 90.0
-    """A worker that lives may be unknown to the server for so long."""
-    stale_seconds: float = 360.0
-    """After so long the server has noticed any death: its ``worker_timeout_seconds`` and a little more."""
-    first_pause_seconds: float = 60.0
-    tries: int = 5
-    given_up_seconds: float = 86400.0
-    turn_seconds: float = 300.0
-    """The longest that a host that is being renewed keeps the others waiting."""
-
-    def pause(self, failures: int) -> float:
-        """Seconds between a start that failed and the next; doubling, never below 1."""
-        first = max(1.0, min(self.first_pause_seconds, self.recheck_seconds))
-        return min(first * 2.0 ** min(failures - 1, 30), max(3600.0, self.recheck_seconds))
+from kueue_ops.restart_decision import Decision, Limits, spoken
+from kueue_ops.restart_turns import Turns
+from kueue_ops.sight import UNIT, HostSight, ServerWord, Trouble
+from kueue_ops.version import is_older, is_other
 
 
 class HostHistory(msgspec.Struct, frozen=True):
@@ -64,6 +37,8 @@ class HostHistory(msgspec.Struct, frozen=True):
     """Why the last one failed."""
     tried_on: str = ""
     """The circumstances of the last try; when they change the failures do not count any more."""
+    kept_version: str = ""
+    """That came back by a renewal although an older one is installed: that is not what starts the worker there."""
     given_up_at: float | None = None
     unseen_since: float | None = None
     """Since when a worker lives there that a server which answers does not see."""
@@ -71,78 +46,6 @@ class HostHistory(msgspec.Struct, frozen=True):
     """Since when the server sees a worker of which the host shows nothing."""
     worker_boot: str = ""
     """Boot of the host at the last look that found a worker there, or at our last start."""
-
-
-class ServerWord(msgspec.Struct, frozen=True):
-    """What the server says about one worker: nothing at all when it is not reached."""
-
-    is_reached: bool
-    worker: WorkerSight | None = None
-
-    @property
-    def sees_it(self) -> bool:
-        return self.worker is not None and self.worker.is_alive
-
-
-class Decision(msgspec.Struct, frozen=True):
-    """What to do now, and how to say it."""
-
-    action: Action
-    sentence: str
-    """Stays word for word the same while nothing changes."""
-    hint: str = ""
-    more: str = ""
-    """What changes from round to round, such as the time of the next try."""
-    cause: Cause = ""
-    has_worker: bool = False
-    """The host has a worker, as far as can be said."""
-    is_settled: bool = True
-    """False: a look a little later will tell more."""
-    look_again_seconds: float | None = None
-    """Sooner than the next round."""
-    waits_for_turn: bool = False
-
-
-class Turns(msgspec.Struct, frozen=True):
-    """Whose worker is being renewed, and the version that did not come up somewhere."""
-
-    host: str = ""
-    cause: Cause = ""
-    until: float = 0.0
-    braked_version: str = ""
-    braked_by: str = ""
-    braked_until: float = 0.0
-
-    def is_free(self, host: str, cause: Cause, version: str, now: float) -> bool:
-        """May the living worker of `host` be renewed now?"""
-        if self.host not in {"", host} and now < self.until:
-            return False
-        return not (cause == "version" and self.is_braked(host, version, now))
-
-    def is_braked(self, host: str, version: str, now: float) -> bool:
-        """Did this version not come up on another host?"""
-        return self.braked_by not in {"", host} and version == self.braked_version and now < self.braked_until
-
-    def taken(self, host: str, cause: Cause, now: float, limits: Limits) -> Turns:
-        return msgspec.structs.replace(self, host=host, cause=cause, until=now + limits.turn_seconds)
-
-    def after(self, host: str, decision: Decision, version: str, failures: int, now: float, limits: Limits) -> Turns:
-        """After a look at `host`. `version`: installed there; `failures`: counted after that look."""
-        turns = self
-        has_failed = failures > 0 or decision.action == "give_up"
-        if host == turns.host and (has_failed or decision.action == "trouble" or _is_well(decision)):
-            if has_failed and turns.cause == "version":
-                turns = msgspec.structs.replace(
-                    turns, braked_version=version, braked_by=host, braked_until=now + limits.given_up_seconds
-                )
-            turns = msgspec.structs.replace(turns, host="", cause="", until=0.0)
-        if host == turns.braked_by and _is_well(decision):
-            turns = msgspec.structs.replace(turns, braked_version="", braked_by="", braked_until=0.0)
-        return turns
-
-
-def _is_well(decision: Decision) -> bool:
-    return decision.action == "leave" and decision.has_worker and decision.is_settled and decision.cause != "version"
 
 
 class Scene(msgspec.Struct, frozen=True):
@@ -195,26 +98,6 @@ def circumstances(look: HostSight, settings_stamp: str) -> str:
     return f"{look.version}\n{look.boot_id}\n{look.command}\n{settings_stamp}"
 
 
-def is_older(running: str, installed: str) -> bool:
-    """Is one version older than another? False when either cannot be read."""
-    one, other = _release(running), _release(installed)
-    return one is not None and other is not None and one < other
-
-
-def _release(version: str) -> tuple[tuple[int, ...], int, str] | None:
-    """Sortable: numbers without trailing zeros, then a preliminary version before the final one (PEP 440)."""
-    found = re.match(r"v?(\d+(?:\.\d+)*)(.*)$", version.strip())
-    if not found:
-        return None
-    numbers = [int(word) for word in found[1].split(".")]
-    while numbers and not numbers[-1]:
-        numbers.pop()
-    rest = found[2].partition("+")[0].lower()
-    stage = re.match(r"[.\-_]?(dev|a|b|c|rc|post)", rest)
-    rank = {"dev": -4, "a": -3, "b": -2, "c": -1, "rc": -1, "post": 1}[stage[1]] if stage else 0
-    return tuple(numbers), rank, "".join(word.zfill(6) for word in re.findall(r"\d+", rest))
-
-
 def _seen(history: HostHistory, look: HostSight, word: ServerWord, scene: Scene) -> tuple[Decision, HostHistory]:
     now, limits, turns, host = scene.now, scene.limits, scene.turns, scene.host
     worker = word.worker
@@ -235,13 +118,20 @@ def _seen(history: HostHistory, look: HostSight, word: ServerWord, scene: Scene)
             history,
         )
     running = look.worker_version or worker.version
-    if not look.command or not is_older(running, look.version):
+    if not look.command or not is_other(running, look.version):
         offline = " (taken offline by hand)" if worker.offline else ""
         return Decision("leave", f"Its worker is up{offline}.", has_worker=True), HostHistory()
     sentence = f"Its worker is up with version {running}, {look.version} is installed."
     history = msgspec.structs.replace(history, unseen_since=None, missing_since=None)
     if history.started_at is not None:
         history = _failed(history, f"It still has version {running} after its renewal.", scene)
+        if is_older(look.version, running):
+            # Another installation starts it; to renew it again would bring that back again.
+            history = msgspec.structs.replace(history, kept_version=running)
+    if history.kept_version == running and history.tried_on == circumstances(look, scene.settings_stamp):
+        more = f"A renewal brought {running} back: two installations are on that host."
+        hint = "worker_command in [restart_workers] names the one to be used, the worker's unit its own."
+        return Decision("leave", sentence, hint, more, cause="version", has_worker=True), history
     waiting, history = _waits(history, look, scene)
     if waiting is not None:
         more = f"{waiting.sentence} {waiting.more}".strip()
@@ -395,10 +285,3 @@ def _words(look: HostSight) -> str:
     if look.service and look.service.why:
         return f" {UNIT}: {look.service.why[:300]}"
     return f' Its log ends with: "{look.last_words[:300]}"' if look.last_words else ""
-
-
-def spoken(seconds: float) -> str:
-    """A length of time for people: ``40 s``, ``2 min``, ``3 h``."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

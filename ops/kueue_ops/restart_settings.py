@@ -6,19 +6,23 @@ import os
 from binascii import crc32
 from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import cached_property
 
 from kueue import config, places
 from kueue.config import Config, RestartWorkers
 from kueue.errors import ConfigError, UserError
+from kueue_ops import patience
 from kueue_ops.address import WHERE, HostAddress, check_login, duplicates, parse_hosts
 from kueue_ops.remote import RENEW_LIMIT_SECONDS
-from kueue_ops.restart_policy import Limits
+from kueue_ops.restart_decision import Limits
 from kueue_ops.server_view import ANSWER_SECONDS
 
 EXAMPLE = '[restart_workers]\nssh_user = "ada"\nhostnames = "ralab01 ralab02"'
 WAY_LIMITS = 11
 """Connection limits that a host behind another one may use up: six for a login with its name, four more, and some."""
 _SERVER_LEASE_SLACK_SECONDS = 60.0
+_STAMP_SECONDS = 1.0
+"""The stamp is asked for while hosts wait; without an answer the last one counts."""
 
 
 class Laboratory:
@@ -33,6 +37,7 @@ class Laboratory:
                 hint="Add for example:\n" + EXAMPLE,
             )
         self.config = loaded
+        self._stamp = ""
         self.settings: RestartWorkers = loaded.restart_workers
         check_login(self.settings.ssh_user)
         addresses = parse_hosts(self.settings.hostnames)
@@ -75,30 +80,38 @@ class Laboratory:
 
     @property
     def stamp(self) -> str:
-        """Changes when the settings file does."""
+        """Changes when the settings file does; as it was, while the file server that holds it is silent."""
         try:
-            found = os.stat(self.config.path)  # noqa: PTH116  the state places are strings
+            found = patience.within(_STAMP_SECONDS, f"stamp of {self.config.path}", lambda: os.stat(self.config.path))  # noqa: PTH116  the state places are strings
+        except TimeoutError:
+            return self._stamp
         except OSError:
-            return ""
-        return f"{found.st_mtime_ns} {found.st_size}"
+            self._stamp = ""
+        else:
+            self._stamp = f"{found.st_mtime_ns} {found.st_size}"
+        return self._stamp
 
-    @property
+    @cached_property
     def lock(self) -> str:
         """Held by the tool that runs with these settings on this machine."""
-        return f"{self._folder}/{self._mark}.lock"
+        return f"{self._root}.lock"
 
-    @property
+    @cached_property
     def status(self) -> str:
         """What the running tool knows of its hosts."""
-        return f"{self._folder}/{self._mark}.json"
+        return f"{self._root}.json"
 
     @property
-    def _folder(self) -> str:
-        return places.own_directory(f"{places.find(self.config.common.state_dir).root}/restart_workers")
+    def log(self) -> str:
+        """Where it is said what the running tool does when its terminal is gone."""
+        return f"{self._root}.log"
 
-    @property
-    def _mark(self) -> str:
-        return f"{crc32(os.path.realpath(self.config.path).encode('utf-8', 'surrogateescape')):08x}"
+    @cached_property
+    def _root(self) -> str:
+        """Found once: to look for it asks file systems that may be dead later."""
+        folder = places.own_directory(f"{places.find(self.config.common.state_dir).root}/restart_workers")
+        mark = crc32(os.path.realpath(self.config.path).encode("utf-8", "surrogateescape"))
+        return f"{folder}/{mark:08x}"
 
 
 def load(path: str | None, chosen: Sequence[str] = ()) -> Laboratory:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from kueue import clock
+from kueue import clock, whole_file
 from kueue.cli.screen import Screen
 from kueue.cli.table import Cell, Column, render
 from kueue.cli.text import harmless
-from kueue_ops.restart_policy import Decision, ServerWord, spoken
-from kueue_ops.sight import HostSight, Trouble, WorkerSight
+from kueue_ops.restart_decision import Decision, spoken
+from kueue_ops.sight import HostSight, ServerWord, Trouble, WorkerSight
 
 
 class HostStatus(msgspec.Struct, frozen=True):
@@ -76,15 +75,7 @@ class RoundsStatus(msgspec.Struct, frozen=True):
 
 def write(path: str, status: RoundsStatus) -> None:
     """Replace the file; whoever reads it sees the old or the new one whole. Raises `OSError`."""
-    draft = f"{path}.{os.getpid()}"
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(status))
-        os.replace(draft, path)  # noqa: PTH105  the state places are strings
-    except OSError:
-        os.unlink(draft)  # noqa: PTH108  as above
-        raise
+    whole_file.write(path, msgspec.json.encode(status))
 
 
 def read(path: str) -> RoundsStatus | None:

@@ -13,15 +13,15 @@ from typing import Any
 
 import msgspec
 
-from kueue import log, places
+from kueue import console, log, places
 from kueue.cli.screen import Screen
 from kueue.cli.text import harmless
 from kueue.errors import EXIT_REFUSED, KueueError
 from kueue_ops import lab_check, progress, restart_loop, restart_settings, restart_status
+from kueue_ops.command_line import RESTART_WORKERS, leave
 from kueue_ops.host_care import Reach
 from kueue_ops.lanes import Lanes, Ticket
 from kueue_ops.remote import Remote
-from kueue_ops.restart_console import PROGRAM, complain, leave
 from kueue_ops.restart_settings import Laboratory
 from kueue_ops.server_view import ServerView, client_of
 from kueue_ops.sight import Trouble
@@ -81,7 +81,7 @@ def _status(lab: Laboratory, *, is_json: bool) -> int:
     for sentence in troubles[:1]:
         print(sentence, file=sys.stderr)
     if pid is None:
-        print(f"{PROGRAM} does not run on this machine. Start it: screen {PROGRAM}", file=sys.stderr)
+        print(f"{RESTART_WORKERS} does not run on this machine. Start it: screen {RESTART_WORKERS}", file=sys.stderr)
     return 0 if all(row.server in {"alive", "offline"} for row in rows) else EXIT_REFUSED
 
 
@@ -90,7 +90,7 @@ def _check(lab: Laboratory, level: str, *, is_json: bool) -> int:
         host = ticket.key
         with Remote(lab.hosts[host], lab.settings, ticket) as remote:
             answer = remote.run_doctor()
-        if not isinstance(answer, Mapping):
+        if not isinstance(answer, Mapping) or not isinstance(answer.get("findings"), list):
             raise trouble(
                 "command", f"{host}: `kueue doctor` there answered something else.", "Is it the same version?"
             )
@@ -116,7 +116,7 @@ def _refuse_beside_the_loop(lab: Laboratory) -> None:
     pid = places.holder(lab.lock)
     if pid is not None:
         raise KueueError(
-            f"{PROGRAM} runs here (pid {pid}) and would start the workers again.",
+            f"{RESTART_WORKERS} runs here (pid {pid}) and would start the workers again.",
             hint=f"Stop it first (kill {pid}), or take the hosts out of the settings and type kill -HUP {pid}",
         )
 
@@ -137,7 +137,7 @@ def _push_config(lab: Laboratory, level: str, *, force: bool) -> int:
         with Remote(lab.hosts[host], lab.settings, ticket) as remote:
             result = remote.push_config(text, force=force)
         if result == "differs":
-            hint = f"To replace it: {PROGRAM} --push-config --force {host}"
+            hint = f"To replace it: {RESTART_WORKERS} --push-config --force {host}"
             raise trouble("command", "other settings are there and were left alone.", hint)
         return {"written": "the settings were written", "same": "the settings were there already"}[result]
 
@@ -150,7 +150,7 @@ def _told(lab: Laboratory, answers: Mapping[str, Any]) -> int:
     for host in lab.hosts:
         answer = answers[host]
         if isinstance(answer, Trouble):
-            complain(f"{host}: {answer.sentence}", answer.hint and f"  {answer.hint}")
+            console.complain(f"{host}: {answer.sentence}", answer.hint and f"  {answer.hint}")
         else:
             screen.print(f"{host}: {harmless(answer)}")
     screen.flush()

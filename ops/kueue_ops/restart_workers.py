@@ -7,71 +7,55 @@ end with a traceback.
 from __future__ import annotations
 
 import argparse
-import os
+import signal
 import sys
-import traceback
 from collections.abc import Sequence
 
-from kueue import __version__
-from kueue.errors import (
-    EXIT_CANCELED,
-    EXIT_OWN_FAILURE,
-    EXIT_REFUSED,
-    EXIT_USAGE,
-    Bug,
-    ConfigError,
-    KueueError,
-    UsageError,
-)
-from kueue_ops.restart_console import PROGRAM, complain, leave
+from kueue import console
+from kueue.errors import EXIT_CANCELED, EXIT_REFUSED, EXIT_USAGE, ConfigError, KueueError, UsageError
+from kueue_ops import command_line
+from kueue_ops.command_line import RESTART_WORKERS, explained, leave
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Entry point. Returns the exit code: 0 all is well, 1 not on all hosts, 2 wrong usage or settings."""
-    if sys.stderr is None:  # closed by whoever started us: there is nobody to complain to
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115  open until the end
+    return console.concluded(lambda: _main(words))
+
+
+def _main(words: Sequence[str] | None) -> int:
     options = _parser().parse_args(words)
     try:
         _check_usage(options)
+        if not (options.once or options.status or options.stop or options.check or options.push_config):
+            # To look at all hosts now is what SIGHUP asks for, and what it does first anyway; it must not end it.
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
         from kueue_ops import restart_verbs  # noqa: PLC0415  see the module
 
         code = restart_verbs.run(options)
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
     except BrokenPipeError:
         leave(EXIT_REFUSED)
     except KeyboardInterrupt:
         leave(EXIT_CANCELED)
+    except ConfigError as error:
+        explained(error, RESTART_WORKERS, trace=options.debug)
+        return EXIT_USAGE
     except KueueError as error:
-        if options.debug or isinstance(error, Bug):
-            traceback.print_exc()
-        complain(f"Error: {error}", error.hint and f"Hint: {error.hint}")
-        return EXIT_USAGE if isinstance(error, ConfigError) else error.exit_code
-    except OSError as error:
-        if options.debug:
-            traceback.print_exc()
-        where = f"{error.filename}: " if error.filename else ""
-        complain(f"Error: {where}{error.strerror or error}.", "")
-        leave(EXIT_REFUSED)
-    except Exception as error:  # noqa: BLE001  whatever it is, the person gets a sentence, and the place on request
-        if options.debug:
-            traceback.print_exc()
-        complain(f"Error: a fault in kueue itself: {type(error).__name__}: {error}", f"Hint: see `{PROGRAM} --debug`.")
-        leave(EXIT_OWN_FAILURE)
+        return explained(error, RESTART_WORKERS, trace=options.debug)
+    except Exception as error:  # noqa: BLE001  said in a sentence
+        leave(explained(error, RESTART_WORKERS, trace=options.debug))
     return code
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=PROGRAM,
-        description="Sees to it that every host of [restart_workers] has a worker: logs in by ssh and starts one in a "
-        "screen session where there is none. Without an option it does so for ever.",
-        epilog=f"Example: `{PROGRAM} --check`, and when all is well: `screen {PROGRAM}`",
+    parser = command_line.parser(
+        RESTART_WORKERS,
+        "Sees to it that every host of [restart_workers] has a worker: logs in by ssh and starts one in a screen "
+        "session where there is none. Without an option it does so for ever.",
+        f"`{RESTART_WORKERS} --check`, and when all is well: `screen {RESTART_WORKERS}`",
     )
     parser.add_argument("hosts", nargs="*", metavar="HOST", help="only these of the hosts in the settings")
-    parser.add_argument("-c", "--config", metavar="PATH", help="settings file (default: ~/.config/kueue/config.toml)")
-    parser.add_argument("-V", "--version", action="version", version=f"{PROGRAM} {__version__}")
-    parser.add_argument("--debug", action="store_true", help="log more, and show a traceback with errors")
+    command_line.add_config(parser)
     work = parser.add_mutually_exclusive_group()
     work.add_argument("--once", action="store_true", help="one round; exit code 0 if all hosts have a worker then")
     work.add_argument("--status", action="store_true", help="show what is known of each host; changes nothing")

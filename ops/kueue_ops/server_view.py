@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from kueue.client import Client, connect
 from kueue.config import load
 from kueue.errors import KueueError
-from kueue_ops.restart_policy import ServerWord
-from kueue_ops.sight import WorkerSight
+from kueue_ops.sight import ServerWord, WorkerSight
 
 FRESH_SECONDS = 2.0
 """An answer may be so old when a host is judged by it: hosts are looked at in crowds."""

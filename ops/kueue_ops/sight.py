@@ -109,3 +109,14 @@ class WorkerSight(msgspec.Struct, frozen=True):
     """Of the boot in which it said hello; empty: the server does not tell."""
     offline: bool = False
     """A person took it offline; it is not our business to start it less for that."""
+
+
+class ServerWord(msgspec.Struct, frozen=True):
+    """What the server says about one worker: nothing at all when it is not reached."""
+
+    is_reached: bool
+    worker: WorkerSight | None = None
+
+    @property
+    def sees_it(self) -> bool:
+        return self.worker is not None and self.worker.is_alive

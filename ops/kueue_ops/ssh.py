@@ -221,7 +221,12 @@ class HostConnection:
     def _way(self, target: Target, chain: tuple[tuple[str, int], ...]) -> Any:
         """A socket, or what paramiko takes for one, that leads to the port of the target."""
         if target.proxy_command:
-            proxy = Proxy(target.proxy_command)
+            try:
+                proxy = Proxy(target.proxy_command)
+            except (OSError, ValueError) as error:
+                raise trouble(
+                    "ssh", f"{target.name}: its ProxyCommand cannot be started: {_reason(error)}.", target.command_line
+                ) from error
             self._open.append(proxy)
             return proxy.channel
         chain = (*chain, (target.host.lower(), target.port))

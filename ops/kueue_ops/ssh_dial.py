@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import errno
+import os
 import select
+import signal
 import socket
 import subprocess
 import tempfile
-import threading
 import time
+from typing import Any
 
 import paramiko
 
+from kueue_ops import patience
 from kueue_ops.ssh_settings import Target
 from kueue_ops.trouble import HostTrouble, trouble
 
@@ -77,9 +79,9 @@ class Proxy:
     """
 
     def __init__(self, command: str) -> None:
-        self.channel, theirs = socket.socketpair()
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
-        with theirs:
+        with contextlib.ExitStack() as made:
+            self.channel, theirs = map(made.enter_context, socket.socketpair())
+            self._said = made.enter_context(tempfile.TemporaryFile())
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", f"exec {command}"],
                 stdin=theirs.fileno(),
@@ -87,6 +89,8 @@ class Proxy:
                 stderr=self._said,
                 start_new_session=True,
             )
+            made.pop_all()  # `close` does it
+        theirs.close()
 
     @property
     def last_words(self) -> str:
@@ -100,31 +104,32 @@ class Proxy:
 
     def close(self) -> None:
         self.channel.close()
-        self._process.terminate()
+        self._tell(signal.SIGTERM)
         try:
             self._process.wait(_PROXY_END_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._tell(signal.SIGKILL)
             self._process.wait()
         self._said.close()
+
+    def _tell(self, number: signal.Signals) -> None:
+        """Also what the command started: of a pipeline the shell alone would end, and the rest stay behind for ever."""
+        if self._process.poll() is None:  # else the number may be another's
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
 
 
 def _addresses(
     target: Target, limit_seconds: float
 ) -> list[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int] | tuple[str, int, int, int]]]:
     """The look-up has no limit of its own, so it is left behind when it takes too long."""
-    answer: concurrent.futures.Future[list[object]] = concurrent.futures.Future()
 
-    def ask() -> None:
-        try:
-            answer.set_result(list(socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)))
-        except (OSError, UnicodeError) as error:
-            answer.set_exception(error)
+    def ask() -> list[Any]:
+        return list(socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM))
 
-    threading.Thread(target=ask, name="name look-up", daemon=True).start()
     try:
-        return answer.result(limit_seconds)  # type: ignore[return-value]  # as getaddrinfo declares it
-    except concurrent.futures.TimeoutError as error:
+        return patience.within(limit_seconds, f"look-up of {target.host}", ask)
+    except TimeoutError as error:
         raise trouble(
             "unknown_host",
             f"The name {target.host} could not be looked up within {limit_seconds:g} s.",

@@ -10,18 +10,20 @@ import base64
 import binascii
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import paramiko
 from paramiko.agent import AgentSSH
 from paramiko.auth_strategy import AuthSource, AuthStrategy, SourceResult
 
+from kueue_ops import patience
 from kueue_ops.ssh_settings import Target
 from kueue_ops.trouble import HostTrouble, trouble
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+T = TypeVar("T")
 _MAGIC = b"openssh-key-v1\0"
 """Begin of OpenSSH's own format of private keys (PROTOCOL.key): its public half is readable without the passphrase."""
 
@@ -42,7 +44,8 @@ class Agent(AgentSSH):
         channel = socket.socket(socket.AF_UNIX)
         channel.settimeout(limit_seconds)
         try:
-            channel.connect(path)
+            # To find the socket may hang, which no time limit of it bounds.
+            patience.within(limit_seconds + 1.0, f"agent at {path}", lambda: channel.connect(path))
             self._connect(channel)  # type: ignore[attr-defined]  # paramiko's way, which its types leave out
         except (OSError, paramiko.SSHException) as error:
             channel.close()
@@ -110,27 +113,34 @@ class KeyLogin(AuthStrategy):
         """Named ones first, served by the agent where it has them; then what else the agent has."""
         held = {key.asbytes(): key for key in agent.get_keys()}
         for path in self._target.key_files:
-            if not path.exists():
-                continue
-            public = public_half(path)
-            served = held.pop(public, None) if public else None
-            if served is not None:
-                yield served
-                continue
-            # As with ssh(1) a certificate of no use says nothing against its key.
-            for load, what in ((_certified, _certificate_of(path)), (_load, path)):
-                try:
-                    key = load(path)
-                except paramiko.PasswordRequiredException:  # noqa: PERF203  with and without the certificate
-                    self._locked.append(path)
-                    break
-                except (paramiko.SSHException, OSError, ValueError, TypeError, IndexError) as error:
-                    self._broken.append(f"{what} cannot be used ({getattr(error, 'strerror', None) or error})")
-                else:
-                    if key is not None:
-                        yield key
+            try:
+                public = _patiently(path, public_half)
+                if public is None:
+                    continue
+                served = held.pop(public, None) if public else None
+                # Without the file where the agent has it: that is what agents are for.
+                yield from [served] if served is not None else _patiently(path, self._loaded)
+            except OSError as error:
+                self._broken.append(f"{path} cannot be used ({error.strerror or error})")
         if not self._target.only_these_keys:
             yield from held.values()
+
+    def _loaded(self, path: Path) -> list[paramiko.PKey]:
+        """The keys of one file; that none can be used is noted."""
+        keys: list[paramiko.PKey] = []
+        # As with ssh(1) a certificate of no use says nothing against its key.
+        for load, what in ((_certified, _certificate_of(path)), (_load, path)):
+            try:
+                key = load(path)
+            except paramiko.PasswordRequiredException:  # noqa: PERF203  with and without the certificate
+                self._locked.append(path)
+                break
+            except (paramiko.SSHException, OSError, ValueError, TypeError, IndexError) as error:
+                self._broken.append(f"{what} cannot be used ({getattr(error, 'strerror', None) or error})")
+            else:
+                if key is not None:
+                    keys.append(key)
+        return keys
 
     # --- what to say -------------------------------------------------------------------------------------------------
 
@@ -181,8 +191,18 @@ class KeyLogin(AuthStrategy):
         )
 
 
-def public_half(path: Path) -> bytes:
-    """The public key, as it goes over the wire, of a private key file, locked or not; empty if it cannot be told."""
+def _patiently(path: Path, work: Callable[[Path], T]) -> T:
+    """What `work` makes of a key file. Raises `OSError` if the file server that holds it is dead."""
+    return patience.within(patience.FILE_SECONDS, f"key {path}", lambda: work(path))
+
+
+def public_half(path: Path) -> bytes | None:
+    """The public key, as it goes over the wire, of a private key file, locked or not.
+
+    Empty if it cannot be told, None if there is no such file.
+    """
+    if not path.exists():
+        return None
     try:
         text = path.read_text(encoding="ascii", errors="replace")
         if "OPENSSH PRIVATE KEY" in text:

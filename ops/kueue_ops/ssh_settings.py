@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import paramiko
 import psutil
 
+from kueue_ops import patience
 from kueue_ops.address import HostAddress, parse_host
 from kueue_ops.known_hosts import SSH_PORT, entry_name
 from kueue_ops.trouble import HostTrouble, trouble
@@ -87,10 +88,21 @@ class SshConfig:
     """The text of the configuration files, read once for each connection: it may change while we run."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """`path`: this file alone instead of the user's and the system's, as ``ssh -F``."""
+        """`path`: this file alone instead of the user's and the system's, as ``ssh -F``.
+
+        Raises `HostTrouble` if a file is there and cannot be read.
+        """
         files = [path] if path else [Path(USER_CONFIG).expanduser(), Path(SYSTEM_CONFIG)]
         self._files = files
-        self._text = "\nHost *\n".join("\n".join(_with_includes(file)) for file in files)
+        names = " and ".join(map(str, files))
+        try:
+            self._text = patience.within(
+                patience.FILE_SECONDS,
+                f"ssh configuration in {names}",
+                lambda: "\nHost *\n".join("\n".join(_with_includes(file)) for file in files),
+            )
+        except TimeoutError as error:
+            raise trouble("ssh", f"{names} cannot be read: {error.strerror}.", f"ls -l {files[0]}") from error
 
     def target(
         self,

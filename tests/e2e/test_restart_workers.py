@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.lab import Lab, free_port
+from tests.support.file_server import dead_file_server
+from tests.support.lab import Lab
+from tests.support.ports import free_port
 from tests.support.sshd import CHECKOUT, Sshd, need
 from tests.support.terminal import Terminal
 
@@ -304,11 +306,12 @@ def test_without_a_server_a_worker_is_started_and_one_that_lives_is_left_alone(f
     assert tool.stop() == 0
 
 
-def test_workers_of_an_older_version_are_renewed_one_after_the_other_and_their_jobs_go_on(farm):
+@pytest.mark.parametrize("before", ["0.0.1", "99.0"])
+def test_workers_of_another_version_are_renewed_one_after_the_other_and_their_jobs_go_on(farm, before):
     old = farm.folder / "old"
     shutil.copytree(CHECKOUT / "kueue", old / "kueue", ignore=shutil.ignore_patterns("__pycache__"))
     stated = old / "kueue" / "__init__.py"
-    stated.write_text(re.sub(r'__version__ = ".*"', '__version__ = "0.0.1"', stated.read_text()))
+    stated.write_text(re.sub(r'__version__ = ".*"', f'__version__ = "{before}"', stated.read_text()))
     farm.lab.start_server()
     for name in ("h1", "h2"):
         host = farm.host(name)
@@ -317,7 +320,7 @@ def test_workers_of_an_older_version_are_renewed_one_after_the_other_and_their_j
         program.write_text(program.read_text().replace(str(CHECKOUT), str(old), 1))
     farm.settings()
     assert farm.run("--once").returncode == 0
-    assert {farm.lab.worker(name)["version"] for name in ("h1", "h2")} == {"0.0.1"}
+    assert {farm.lab.worker(name)["version"] for name in ("h1", "h2")} == {before}
     pids = {name: farm.pid(name) for name in ("h1", "h2")}
     gate = farm.folder / "gate"
     jobs = [
@@ -335,7 +338,7 @@ def test_workers_of_an_older_version_are_renewed_one_after_the_other_and_their_j
     assert [("It is renewed" in line) for line in renewed] == [True, False, True, False], done.stderr
     for name in ("h1", "h2"):
         assert farm.pid(name) not in {None, pids[name]}
-        assert farm.lab.worker(name)["version"] != "0.0.1"
+        assert farm.lab.worker(name)["version"] != before
     gate.touch()
     for job in jobs:
         assert farm.lab.kueue("wait-job", str(job)).returncode == 7
@@ -581,6 +584,28 @@ def test_a_second_one_says_that_the_first_one_runs_and_a_hangup_looks_at_all_hos
     tool.process.send_signal(signal.SIGHUP)
     tool.until("the settings stay as they were")
     assert tool.stop(signal.SIGINT) == 0
+
+
+def test_settings_on_a_dead_file_server_hold_up_neither_looks_nor_signals(farm):
+    farm.lab.config()
+    farm.alias("closed", free_port())
+    farm.alias("other", free_port())
+    place = farm.folder / "server"
+    place.mkdir()
+    farm.settings("closed").rename(place / "lab.toml")
+    tool = farm.start("-c", str(place / "lab.toml"))
+    tool.until("host=closed")
+    with dead_file_server(place):
+        tool.process.send_signal(signal.SIGHUP)
+        tool.until("host=closed", count=len(tool.lines("host=closed")) + 3)
+        farm.settings("closed other").rename(farm.folder / "next.toml")
+        assert not tool.lines("host=other")
+    (farm.folder / "next.toml").rename(place / "lab.toml")
+    tool.process.send_signal(signal.SIGHUP)
+    tool.until("host=other")
+    with dead_file_server(place):
+        tool.process.send_signal(signal.SIGHUP)
+        assert tool.stop() == 0
 
 
 def test_a_service_manager_is_told_that_it_is_ready_alive_and_stopping(farm):

@@ -228,6 +228,18 @@ def test_jobs_survive_restart_and_kill_of_the_workers_unit_with_their_true_exit_
     assert [numbers(end) for end in ends] == [[1], [1]]
 
 
+def test_a_kill_without_a_signal_is_an_orderly_stop_and_the_next_start_tells_the_ends(ada):
+    number = ada.start("asked")
+    ada.systemctl("kill", "kueue-worker")
+    ada.host.until(lambda: ada.shown("kueue-worker", "ActiveState") == "inactive", "the worker has stopped")
+    assert ada.shown("kueue-worker", "Result") == "success"
+    ada.go("asked")
+    ada.systemctl("start", "kueue-worker")
+    end = ada.ends(number)
+    assert end["outcome"]["code"] == 7
+    assert numbers(end) == [1]
+
+
 def test_without_a_scope_stop_and_restart_end_the_worker_alone(ada):
     ada.systemctl("stop", "kueue-worker", "kueue-runner-*")
     ada.sh("mkdir -p ~/broken; printf '#!/bin/sh\\nexit 1\\n' > ~/broken/systemd-run; chmod +x ~/broken/systemd-run")

@@ -127,6 +127,30 @@ def test_a_unit_that_is_for_another_host_is_passed_over(lab):
     lab.systemctl("daemon-reload")
 
 
+def test_a_unit_that_another_host_of_the_same_home_has_enabled_meanwhile_is_passed_over(lab):
+    """The service manager here has not read anything anew, so nothing refers to the unit, and systemd forgets its try."""
+    lab.desk.user(f"{BIN}/kueue_install", "systemd", "worker", "--uninstall")
+    lab.tool("--stop")
+    folder = lab.home / ".config/systemd/user"
+    (folder / f"{UNIT}.d").mkdir()
+    (folder / f"{UNIT}.d/host-elsewhere.conf").write_text("[Unit]\nConditionHost=|elsewhere\n")
+    (folder / UNIT).write_text("[Service]\nExecStart=/bin/false\n[Install]\nWantedBy=default.target\n")
+    wants = folder / "default.target.wants"
+    wants.mkdir(exist_ok=True)
+    (wants / UNIT).symlink_to(f"../{UNIT}")
+    try:
+        code, _, said = lab.tool("--once")
+        assert code == 0, said
+        assert main_pid(lab) == 0
+        assert len(lab.sessions(HOST)) == 1
+    finally:
+        lab.tool("--stop")
+        (wants / UNIT).unlink()
+        (folder / UNIT).unlink()
+        (folder / f"{UNIT}.d/host-elsewhere.conf").unlink()
+        (folder / f"{UNIT}.d").rmdir()
+
+
 def test_a_unit_whose_worker_ends_at_once_is_told_with_the_reason(lab):
     lab.tool("--stop")
     path = lab.home / ".config/kueue/config.toml"

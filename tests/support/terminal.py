@@ -104,6 +104,11 @@ class Terminal:
         self._raw += piece.decode("utf-8", "replace")
         return bool(piece)
 
+    def hang_up(self) -> None:
+        """The window is closed; the kernel tells the program by SIGHUP."""
+        os.close(self._outer)
+        self._outer = -1
+
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGHUP)
@@ -112,4 +117,5 @@ class Terminal:
             except subprocess.TimeoutExpired:
                 self.process.kill()
         self.process.wait()
-        os.close(self._outer)
+        if self._outer >= 0:
+            os.close(self._outer)

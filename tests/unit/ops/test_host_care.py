@@ -13,8 +13,8 @@ import pytest
 from kueue_ops.address import HostAddress
 from kueue_ops.host_care import HostCare
 from kueue_ops.lanes import Lanes, Ticket
-from kueue_ops.restart_policy import Limits, ServerWord
-from kueue_ops.sight import HostSight, ScreenSession, Trouble, WorkerSight
+from kueue_ops.restart_decision import Limits
+from kueue_ops.sight import HostSight, ScreenSession, ServerWord, Trouble, WorkerSight
 from kueue_ops.trouble import HostTrouble
 
 LIMITS = Limits()

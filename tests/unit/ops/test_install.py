@@ -16,7 +16,7 @@ import pytest
 
 from kueue.cli.programs import PROGRAMS
 from kueue_ops import assets, record
-from kueue_ops.shells import SHELLS
+from kueue_ops.completion_places import SHELLS
 from kueue_ops.user_services import BOOTED
 
 ROOT = Path(__file__).parents[3]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kueue_ops import assets, programs
+from kueue_ops import assets, installation
 from kueue_ops.systemd import PARTS
 from tests.support import wheel
 
@@ -55,9 +55,7 @@ def test_from_a_wheel_in_a_venv_and_through_a_link_as_pipx_makes_it(built, tmp_p
     )
     assert run.returncode == 0, run.stderr
     assert (home / ".config/fish/completions/kueue.fish").exists()
-    where = (
-        "from kueue_ops import programs, systemd; print(*programs.command(systemd.PARTS['worker']).words, sep='\\n')"
-    )
+    where = "from kueue_ops import installation, systemd; print(*installation.command(systemd.PARTS['worker']).words, sep='\\n')"
     # The interpreter of the environment finds what lies beside it; a link is kept as it was called.
     for start, expected in (
         ([venv / "bin/python", "-c", where], venv / "bin/kueue_worker"),
@@ -77,9 +75,9 @@ def test_a_checkout_that_nobody_installed_starts_from_its_folder(tmp_path):
     base = Path(sys.executable)
     python.symlink_to(base if sys.prefix == sys.base_prefix else os.path.realpath(base))
     text = (
-        "import sys; from kueue_ops import programs, systemd\n"
+        "import sys; from kueue_ops import installation, systemd\n"
         "for part in systemd.PARTS.values():\n"
-        "    found = programs.command(part); print(found.words[1:], found.directory, found.python_path)\n"
+        "    found = installation.command(part); print(found.words[1:], found.directory, found.python_path)\n"
     )
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
     environ["PYTHONPATH"] = f"{ROOT}:{ROOT / 'ops'}:{sysconfig.get_path('purelib')}"
@@ -97,4 +95,4 @@ def test_the_program_beside_the_running_one_is_taken(tmp_path, monkeypatch):
     for name in ("kueue_install", "kueue_worker"):
         shutil.copy("/bin/true", tmp_path / name)
     monkeypatch.setattr(sys, "argv", [str(tmp_path / "kueue_install")])
-    assert programs.command(PARTS["worker"]).words == (str(tmp_path / "kueue_worker"),)
+    assert installation.command(PARTS["worker"]).words == (str(tmp_path / "kueue_worker"),)

@@ -202,3 +202,21 @@ def test_more_than_a_crowd_wait_for_their_thread():
 
     assert len(list(lanes.each(map(str, range(12)), work))) == 12
     assert most == 3
+
+
+def test_a_fault_in_who_is_told_costs_neither_the_lane_nor_the_limits_of_the_others(gate):
+    lanes = Lanes(1, 0.1)
+    told = []
+
+    def done(result):
+        told.append(result.key)
+        raise ValueError("a fault")
+
+    for key in ("hung", "hung too"):
+        lanes.submit(key, lambda _: gate.wait(60), done)
+    until(lambda: set(told) == {"hung", "hung too"})
+    lanes.submit("good", lambda ticket: ticket.enter(), done)
+    until(lambda: "good" in told)
+    until(lambda: lanes.busy == 0)
+    (result,) = lanes.each(["hung again"], lambda _: gate.wait(60))
+    assert result.is_hung

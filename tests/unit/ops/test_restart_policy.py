@@ -9,18 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kueue_ops.restart_policy import (
-    HostHistory,
-    Limits,
-    Scene,
-    ServerWord,
-    Turns,
-    acted,
-    decide,
-    is_older,
-    spoken,
-)
-from kueue_ops.sight import UNIT, HostSight, ScreenSession, Service, Trouble, WorkerSight
+from kueue_ops.restart_decision import Limits, spoken
+from kueue_ops.restart_policy import HostHistory, Scene, acted, decide
+from kueue_ops.restart_turns import Turns
+from kueue_ops.sight import UNIT, HostSight, ScreenSession, ServerWord, Service, Trouble, WorkerSight
+from kueue_ops.version import is_older
 
 ALIVE = ServerWord(is_reached=True, worker=WorkerSight("w1", is_alive=True, version="1.0"))
 DEAD = ServerWord(is_reached=True, worker=WorkerSight("w1", is_alive=False))
@@ -46,6 +39,7 @@ def look(**changes):
 
 UP = look(sessions=SESSION, worker_pid=17, worker_version="1.0")
 OLD = look(sessions=SESSION, worker_pid=17, worker_version="0.9")
+NEW = look(sessions=SESSION, worker_pid=17, worker_version="1.1")
 DOWN = look()
 
 
@@ -102,10 +96,6 @@ def test_a_worker_that_lives_is_never_touched_because_the_server_is_away(seconds
 
 def test_an_old_worker_is_not_renewed_while_the_server_is_away():
     assert Host().see(OLD, AWAY).action == "leave"
-
-
-def test_a_worker_of_a_newer_version_than_the_installed_one_is_left_alone():
-    assert Host().see(look(sessions=SESSION, worker_pid=17, worker_version="1.1"), ALIVE).action == "leave"
 
 
 def test_a_host_never_seen_before_whose_worker_the_server_knows_of_an_earlier_boot_gets_one_at_once():
@@ -208,6 +198,37 @@ def test_a_worker_of_an_older_version_is_renewed():
     assert (decision.action, decision.cause) == ("renew", "version")
     assert "0.9" in decision.sentence
     assert "1.0" in decision.sentence
+
+
+def test_a_worker_of_a_newer_version_is_renewed_as_well_when_the_laboratory_goes_back():
+    decision = Host().see(NEW, ALIVE)
+    assert (decision.action, decision.cause) == ("renew", "version")
+
+
+@pytest.mark.parametrize(("running", "installed"), [("1.0", "1.0.0"), ("1.0+local", "1.0"), ("?", "1.0"), ("1.0", "")])
+def test_a_version_that_is_the_same_or_cannot_be_read_is_no_reason_to_renew(running, installed):
+    found = look(sessions=SESSION, worker_pid=17, worker_version=running, version=installed)
+    assert Host().see(found, ALIVE).action == "leave"
+
+
+def test_each_host_is_compared_with_what_is_installed_on_itself():
+    """Two hosts without a common home, one of which was upgraded: neither is ever renewed to the other's version."""
+    for version in ("1.0", "1.1"):
+        up = look(sessions=SESSION, worker_pid=17, worker_version=version, version=version)
+        host = Host()
+        assert {host.after(3600).see(up, ALIVE).action for _ in range(50)} == {"leave"}
+
+
+def test_where_two_installations_are_on_one_host_its_worker_is_not_renewed_to_and_fro():
+    """The unit starts 1.1, the program that is found is 1.0: one renewal tells, and nothing else until that changes."""
+    host = Host()
+    assert host.see(NEW, ALIVE).action == "renew"
+    for _ in range(200):
+        decision = host.after(3600).see(NEW, ALIVE)
+        assert (decision.action, decision.has_worker, decision.is_settled) == ("leave", True, True)
+        assert "two installations" in decision.more
+    found = msgspec.structs.replace(NEW, command="/opt/kueue/bin/kueue_worker")
+    assert host.after(5).see(found, ALIVE).action == "renew"
 
 
 def test_the_version_that_the_server_knows_counts_when_the_host_does_not_tell():
@@ -533,6 +554,8 @@ def test_whatever_is_seen_no_two_hosts_are_renewed_at_once(steps):
         ("1.0.dev3", "1.0rc1", True),
         ("1.0rc1", "1.0rc2", True),
         ("1.0rc9", "1.0rc10", True),
+        ("1.0.dev9999999", "1.0.dev20250101", True),
+        ("9" * 100_000, "1.0", False),
         ("1.0", "1.0.post1", True),
         ("1.0+local", "1.0", False),
         ("", "1.0", False),

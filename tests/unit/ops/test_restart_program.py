@@ -8,18 +8,39 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 
 
-def test_an_interrupt_while_it_loads_ends_it_without_a_traceback(tmp_path):
-    (tmp_path / "fabric.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(60)\n")
-    with subprocess.Popen(
-        [sys.executable, "-m", "kueue_ops.restart_workers", "--once"],
+def loading(folder, *options: str) -> subprocess.Popen[str]:
+    """The program while it loads what it needs, which takes for ever here."""
+    (folder / "fabric.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(60)\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kueue_ops.restart_workers", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": f"{tmp_path}:{ROOT}:{ROOT / 'ops'}"},
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "loading\n"
+        cwd=folder,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "PYTHONPATH": f"{folder}:{ROOT}:{ROOT / 'ops'}"},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "loading\n"
+    return process
+
+
+def test_an_interrupt_while_it_loads_ends_it_without_a_traceback(tmp_path):
+    with loading(tmp_path, "--once") as process:
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=30) == ("", "")
     assert process.returncode == 130
+
+
+def test_a_hangup_while_the_endless_rounds_load_does_not_end_them(tmp_path):
+    with loading(tmp_path) as process:
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    assert process.returncode == 130
+
+
+def test_a_hangup_ends_one_round(tmp_path):
+    with loading(tmp_path, "--once") as process:
+        process.send_signal(signal.SIGHUP)
+        process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGHUP

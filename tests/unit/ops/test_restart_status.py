@@ -9,9 +9,9 @@ import pytest
 
 from kueue.cli.screen import Screen
 from kueue_ops import restart_status
-from kueue_ops.restart_policy import Decision, ServerWord
+from kueue_ops.restart_decision import Decision
 from kueue_ops.restart_status import HostStatus, RoundsStatus
-from kueue_ops.sight import HostSight, ScreenSession, Service, WorkerSight
+from kueue_ops.sight import HostSight, ScreenSession, ServerWord, Service, WorkerSight
 
 UP = HostStatus(
     "ada@h1.lab:2222",

@@ -1,9 +1,15 @@
 """The way to the port of a host, over real sockets."""
 
+import contextlib
+import os
 import socket
+import time
+
+import psutil
+import pytest
 
 from kueue_ops.address import HostAddress
-from kueue_ops.ssh_dial import dial
+from kueue_ops.ssh_dial import Proxy, dial
 from kueue_ops.ssh_settings import SshConfig
 
 
@@ -18,3 +24,30 @@ def test_an_address_of_a_kind_that_this_kernel_has_not_hides_no_other(tmp_path, 
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
         with dial(target, 10.0) as channel:
             assert channel.getpeername() == here
+
+
+def test_a_proxy_that_cannot_be_started_leaves_no_descriptor_open():
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(ValueError, match="null byte"):
+        Proxy("nc \0")
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_proxy_that_is_a_pipeline_leaves_no_part_of_it_behind():
+    proxy = Proxy("sleep 1234567 | sleep 1234567")
+
+    def group() -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                if os.getpgid(process.pid) == proxy._process.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    while len(group()) < 2:
+        time.sleep(0.01)
+    proxy.close()
+    deadline = time.monotonic() + 20
+    while group():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
