@@ -17,6 +17,7 @@ import logging
 import logging.handlers
 import os
 import re
+import select
 import sys
 import threading
 import time
@@ -251,9 +252,18 @@ class _Outlet:
             left = memoryview(text.encode(self._encoding, "backslashreplace"))
             try:
                 while left:
-                    left = left[os.write(self._descriptor, left) :]
+                    left = left[self._taken(left) :]
             except OSError:
                 pass  # a terminal that is gone, a disk that is full: nobody is left to tell, and the program goes on
+
+    def _taken(self, left: memoryview) -> int:
+        """Bytes of it that were written."""
+        try:
+            return os.write(self._descriptor, left)
+        except BlockingIOError:
+            # Some program that shares the terminal has said that nobody waits for it; this thread is there to wait.
+            select.select((), (self._descriptor,), ())
+            return 0
 
 
 class _Bounded(logging.handlers.RotatingFileHandler):

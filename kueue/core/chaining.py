@@ -23,7 +23,7 @@ import math
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from kueue.core.placement import too_small
+from kueue.core.placement import short_counter, too_small
 from kueue.core.queue import OpenLine, Queue
 from kueue.core.state import Attempt, Job
 from kueue.core.waiting import Group
@@ -151,7 +151,11 @@ class Links:
             heappush(self._front, (turn.minus_priority, turn.job, group))
 
     def _is_impossible(self, request: Request) -> bool:
-        """No worker that is here could ever run it: it waits for another machine, and nobody takes that from it."""
+        """No worker that is here could ever run it, or no counter ever has so much: it waits for another machine or for
+        other settings, and nobody takes that from it.
+        """
+        if short_counter(request, {}, self.queue.counter_totals(), {}) is not None:
+            return True
         if self._totals is None:
             queue = self.queue
             here = (worker.id for worker in queue.workers.values() if worker.session is not None)

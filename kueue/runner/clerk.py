@@ -95,14 +95,18 @@ class Clerk:
 
     def _start(self, order: dict[str, Any], line: bytes, now: float) -> None:
         offer = order["offer"]
+        terms = terms_of(order)
         is_new = offer not in self._keeper.policy.attempts
-        known = self._keeper.cares.get(offer)
-        if known is not None and known.queue_id != order["queue_id"]:
+        # Lines of two queues may have one number as well; what has begun is never refused for that.
+        line_up = self._keeper.policy.lines.get(offer if terms.line is None else terms.line, ()) if is_new else ()
+        known = [self._keeper.cares[one] for one in (offer, *line_up) if one in self._keeper.cares]
+        if any(care.queue_id != order["queue_id"] for care in known):
             self._keeper.desk.tell(
-                "Refused", offer=offer, reason="an attempt of another queue has the same number and is not over"
+                "Refused",
+                offer=offer,
+                reason="an attempt of another queue has the same number, or that of its line, and is not over",
             )
             return
-        terms = terms_of(order)
         actions = self._keeper.policy.start(offer, terms, now)
         if is_new and offer in self._keeper.policy.attempts:
             tag = tag_of(order["queue_id"], self._keeper.settings.identity, offer)

@@ -303,7 +303,7 @@ class Keeper:
                         os.close(descriptor)
             os.closerange(max(keep) + 1, 65536)
             spawner = Spawner(Lines(sock), self.spool, self.log, self.rundir.path)
-            spawner.mirror = self.mirror.of({*self.cares, 0})  # the keeper may be killed before it sends one
+            spawner.mirror = self.mirror.of({*self.cares, OURSELVES})  # the keeper may be killed before it sends one
             spawner.run()
             if not spawner.is_done:
                 self.log("the keeper is gone: taking over")

@@ -201,6 +201,8 @@ class Policy:
     withdrawn: dict[int, None] = field(default_factory=dict)
     shut_down_until: float = float("-inf")
     """Until then machine or session are being shut down; see `shut_down`."""
+    is_leaving: bool = False
+    """We were told to end, and do when nothing lives any more."""
 
     # -- orders
 
@@ -212,7 +214,9 @@ class Policy:
                 self.lapsed = False
                 for attempt in self.open.values():
                     actions += self._resume(attempt, now)
-                actions += self._start_queued(list(self.lines), now)
+            # Also when no `tick` has come between the end of the old lease and the new one: what ended then let nobody
+            # start.
+            actions += self._start_queued(list(self.lines), now)
             return actions
         return self.tick(now)
 
@@ -312,6 +316,7 @@ class Policy:
     def shut_down(self, now: float) -> None:
         """We were told to end, and with us all processes: a job that a signal ends now has not failed, it is gone."""
         self.shut_down_until = now + SHUTDOWN_SECONDS
+        self.is_leaving = True
 
     def signalled(self, offer: int, reached_main: bool, now: float) -> list[Action]:
         """The signals of a `Terminate` or `Kill` are sent; `reached_main`: the main process lived until then."""
@@ -462,8 +467,8 @@ class Policy:
         return min(members) == attempt.offer and not any(self.open[offer].lives for offer in members)
 
     def _start_queued(self, lines: Iterable[int], now: float) -> list[Action]:
-        """Those whose turn it is; without a lease, and while all processes are being ended, they stay queued."""
-        if self._lapsed_for(now) or now < self.shut_down_until:
+        """Those whose turn it is; without a lease, and of a runner that is to end, they stay queued."""
+        if self._lapsed_for(now) or self.is_leaving:
             return []
         actions: list[Action] = []
         for line in lines:

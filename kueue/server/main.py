@@ -131,6 +131,7 @@ def _run(options: argparse.Namespace) -> int:
             try:
                 trio.run(Service(settings, where, store, known).run)
             finally:
+                log.written()  # what is said after that, of an error, stands below it
                 store.close()
             return 0
     finally:

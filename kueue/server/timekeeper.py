@@ -67,8 +67,6 @@ class Timekeeper:
                 near = self._near = trio.Event()
                 with trio.move_on_after(nap):
                     await near.wait()
-                if self._near is None:
-                    continue  # `expects` has begun to look closely
                 self._near = None
             else:
                 await trio.sleep(self._step)

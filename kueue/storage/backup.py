@@ -223,7 +223,8 @@ class Copy:
     def _unlink(self, draft: Path) -> None:
         with contextlib.suppress(OSError):
             about = draft.lstat()
-            if self._own.get(draft) == (about.st_dev, about.st_ino):
+            # Once only: after that its inode may be that of the next file of this name.
+            if self._own.pop(draft, None) == (about.st_dev, about.st_ino):
                 draft.unlink()
 
     def _go_on(self) -> None:

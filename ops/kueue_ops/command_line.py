@@ -49,7 +49,10 @@ def explained(error: Exception, program: str, *, trace: bool) -> int:
 
 def leave(code: int) -> NoReturn:
     """End the process now, whatever its threads do: they may hang on hosts. What stdout did not take counts as well."""
+    from kueue import log  # noqa: PLC0415  see the module; whoever logs has loaded it by now
+
     code = flushed(code)
+    log.written()  # the thread that does it ends with us
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
     os._exit(code)

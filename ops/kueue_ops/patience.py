@@ -1,6 +1,6 @@
 """Calls what may hang on a dead file server or resolver, in a thread that is left behind when it takes too long.
 
-A thread that hangs in the kernel cannot be ended. So while one that was left behind has not come back, calls of the
+A thread that hangs in the kernel cannot be ended. So while any that was left behind has not come back, calls of the
 same kind are told at once that there is no answer, and no further thread hangs.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -15,7 +16,8 @@ T = TypeVar("T")
 FILE_SECONDS = 5.0
 """For a file that is read; a file server that is only slow answers in less."""
 
-_left: set[str] = set()
+_left: Counter[str] = Counter()
+"""Kind → threads that were left behind, never 0. Of those that began side by side all may hang."""
 _lock = threading.Lock()
 
 
@@ -39,7 +41,9 @@ def within(seconds: float, kind: str, work: Callable[[], T]) -> T:
         with _lock:
             is_over = True
             if is_left:
-                _left.discard(kind)
+                _left[kind] -= 1
+                if not _left[kind]:
+                    del _left[kind]
         done.set()
 
     with _lock:
@@ -53,7 +57,7 @@ def within(seconds: float, kind: str, work: Callable[[], T]) -> T:
         with _lock:
             if not is_over:
                 is_left = True
-                _left.add(kind)
+                _left[kind] += 1
                 raise _silent()
     if errors:
         raise errors[0]

@@ -88,7 +88,6 @@ class Loop:
                 self._write_status()
         _log.info("stopped by %s", signal.Signals(number).name)
         if not is_clean:
-            log.written()
             # The interpreter would not wait for them, but what they hold (locks of buffers) may hold it at its end.
             leave(0)
         return 0

@@ -100,3 +100,26 @@ def test_a_reader_who_does_not_read_holds_nobody_up_and_is_told_what_was_dropped
     numbers = [int(line.split()[3]) for line in said if line.endswith("x\n")]
     assert numbers == sorted(numbers)
     assert numbers[0] == 0
+
+
+def test_a_terminal_that_another_program_has_made_impatient_loses_nothing():
+    program = (
+        "import os\n"
+        "from kueue import log\n"
+        "os.set_blocking(2, False)\n"
+        "log.start('info'); log.unhurried()\n"
+        "for number in range(3000): log.logger('test').info('%d %s', number, 'x' * 200)\n"
+        "print('done', flush=True)\n"
+        "assert log.written(60)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={"PYTHONPATH": str(Path(__file__).parents[2])},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "done\n"  # far more was said by now than a pipe takes
+        assert len(process.stderr.readlines()) == 3000

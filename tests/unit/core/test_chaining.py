@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from msgspec.structs import replace
 
@@ -177,6 +179,16 @@ def test_a_job_of_another_request_is_not_offered_ahead_and_ends_it():
     lab, _ = known(1, jobs=0)
     assert lab.submit(1, request=replace(REQUEST, ram_mb=5)) == []
     assert lab.submit(1) == []
+
+
+def test_a_job_that_asks_for_more_than_a_counter_has_holds_nobody_up():
+    lab, _ = known(1, jobs=0)
+    queue = lab.engine.queue
+    queue.settings = dataclasses.replace(queue.settings, counters={"licences": 5})
+    lab.submit(1, request=replace(REQUEST, counters=(("licences", 5),)))
+    assert lab.submit(1) == []
+    queue.settings = dataclasses.replace(queue.settings, counters={"licences": 4})
+    assert len(lab.submit(1)) == 2
 
 
 @pytest.mark.parametrize("terms", [{"on_lost": "fail"}, {"on_lost": "wait"}, {"max_attempts": 1}])

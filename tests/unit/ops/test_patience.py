@@ -72,6 +72,33 @@ def test_what_hangs_is_left_behind_once_and_asked_again_when_it_has_come_back():
     until(answers)
 
 
+def test_of_several_that_hang_side_by_side_all_have_to_come_back():
+    gates = threading.Event(), threading.Event()
+
+    def leave_behind(gate):
+        with pytest.raises(TimeoutError):
+            patience.within(0.2, "many", lambda: gate.wait(30))
+
+    def answers():
+        try:
+            return patience.within(20, "many", lambda: True)
+        except TimeoutError:
+            return False
+
+    callers = [threading.Thread(target=leave_behind, args=(gate,)) for gate in gates]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    hanging = [thread for thread in threading.enumerate() if thread.name == "many"]
+    assert len(hanging) == 2
+    gates[0].set()
+    until(lambda: sum(thread.is_alive() for thread in hanging) == 1)
+    assert not answers()
+    gates[1].set()
+    until(answers)
+
+
 def test_the_stamp_of_settings_on_a_dead_file_server_is_the_last_one_that_was_seen(lab):
     path = Path(lab.config.path)
     before = lab.stamp

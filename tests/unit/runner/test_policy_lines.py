@@ -55,6 +55,12 @@ def test_one_whose_line_is_empty_starts_at_once():
     assert starts(policy.start(5, Terms(line=1), 3.0)) == [5]
 
 
+def test_a_lease_that_is_renewed_too_late_starts_what_waits_also_if_no_tick_came_between():
+    policy = in_line(leased(until=10.0), 1, 2)
+    assert starts(end(policy, 1, now=10.1)) == []
+    assert starts(policy.set_lease(20.0, 10.2)) == [2]
+
+
 def test_one_that_leaves_from_the_middle_frees_nothing_but_itself():
     policy = in_line(leased(), 1, 2, 3)
     assert policy.withdraw(2, 1.5) == [Tell(2, "withdrawn")]
@@ -106,6 +112,14 @@ def test_nobody_starts_while_the_machine_goes_down():
     policy.exited(1, None, 15, 1.6)
     assert starts(policy.seen(1, 0, 0, 1.6)) == []
     assert policy.start_refused(2, "told to end", 1.7) == [Tell(2, "refused", "told to end")]
+
+
+def test_nobody_starts_in_a_runner_that_leaves_when_its_last_job_has_ended_at_last():
+    policy = in_line(leased(600.0), 1, 2)
+    policy.shut_down(1.5)
+    policy.exited(1, 0, None, 500.0)
+    assert starts(policy.seen(1, 0, 0, 500.0)) == []
+    assert policy.start_refused(2, "told to end", 500.1) == [Tell(2, "refused", "told to end")]
 
 
 def test_whoever_takes_over_knows_the_lines():

@@ -362,3 +362,31 @@ def test_an_order_left_unread_by_a_dead_worker_starts_nothing(desk, bench):
     assert again.run(3, "true")["outcome"] == {"type": "exited", "code": 0}
     assert not (bench.work / "started").exists()
     assert not (bench.folder(2) / "start.json").exists()
+
+
+DIES_AFTER_THE_FORK = """
+import os, signal, sys
+from kueue.runner.children import boottime
+from kueue.runner.keeper import Keeper, Settings
+from kueue.runner.kernel import lock_file
+from kueue.runner.rundir import Rundir
+
+class Dying(Keeper):
+    def _met_spawner(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+place = Rundir(sys.argv[1], "one")
+for folder in (place.spool, place.path):
+    os.makedirs(folder)
+keeper = Dying(Settings(place, "test", "1"), lock_file(place.lock))
+keeper.reviver.attached({"restart_command": ["/bin/sh", "-c", "echo > " + sys.argv[2]]}, boottime())
+keeper.run()
+"""
+
+
+def test_a_spawner_whose_keeper_dies_right_after_the_fork_knows_how_the_worker_is_brought_back(bench):
+    back = bench.work / "back"
+    command = [sys.executable, "-c", DIES_AFTER_THE_FORK, str(bench.state), str(back)]
+    assert subprocess.run(command, check=False, timeout=30).returncode == -signal.SIGKILL
+    wait_until(back.exists)
+    bench.attach().send("Detach")

@@ -100,6 +100,16 @@ def test_bytes_that_are_no_text_travel_in_arguments_environment_and_output(desk,
     assert (bench.folder(2) / "stdout").read_bytes() == b"ok\xffok\n"
 
 
+def test_lines_of_two_queues_that_have_one_number_never_wait_for_each_other(desk):
+    desk.start(6, "sleep", "7071", line=5)
+    desk.expect("Started", 6)
+    for fields in ({}, {"line": 5}):
+        desk.start(5 + len(fields) * 2, "true", queue_id="another", **fields)
+        assert "another queue" in desk.expect("Refused", 5 + len(fields) * 2)["reason"]
+    desk.send("StopOrder", offer=6, kill=True)
+    desk.end(6)
+
+
 def test_both_streams_are_captured_apart(desk, bench):
     desk.run(1, "sh", "-c", "echo o; echo e >&2")
     assert (bench.text(1), bench.text(1, "stderr")) == ("o\n", "e\n")

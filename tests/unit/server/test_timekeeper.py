@@ -82,6 +82,15 @@ async def test_a_deadline_that_comes_near_by_surprise_is_watched_from_then_on(au
     assert len(hall.stalls) == 1
 
 
+async def test_a_stall_right_after_a_deadline_came_near_is_noticed_whoever_looks_first(autojump_clock, hall):
+    await trio.sleep(1000.0)
+    hall.expects(2.0)
+    stand_still(hall, 30.0)
+    await trio.testing.wait_all_tasks_blocked()
+    hall.keeper.check()
+    assert len(hall.stalls) == 1
+
+
 async def test_a_stall_over_the_end_of_a_nap_is_noticed(autojump_clock, hall):
     hall.expects(HORIZON + 60.0)
     await trio.sleep(50.0)

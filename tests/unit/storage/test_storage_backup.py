@@ -152,6 +152,29 @@ def test_a_copy_to_a_file_server_that_dies_can_be_given_up_and_another_be_made(s
     assert list(away.iterdir()) == []
 
 
+def test_a_copy_that_fails_after_the_next_one_has_begun_takes_nothing_of_that_away(store, away, monkeypatch):
+    monkeypatch.setattr("kueue.places.is_network", lambda _: True)
+    copy, later = begun(store, away / "copy"), []
+    while not copy.step():
+        pass
+
+    def hangs_and_fails(*_):
+        copy.abort()
+        # Its draft is gone by now, and a file system may give the number of a file that is gone to the next one.
+        later.append(begun(store, away / "other"))
+        raise UserError("the file server is back and says no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backup, "_rename_new", hangs_and_fails)
+        with pytest.raises(UserError):
+            copy.finish()
+    (again,) = later
+    while not again.step():
+        pass
+    assert again.finish().live == 500
+    assert [path.name for path in away.iterdir()] == ["other"]
+
+
 @pytest.mark.parametrize("name", ["queue.sqlite-journal", "lock", "new", "queue.sqlite.restored-1"])
 @pytest.mark.parametrize("force", [True, False])
 def test_no_name_beside_the_state_is_taken_for_a_backup(store, tmp_path, name, force):

@@ -161,6 +161,7 @@ def unmarked(tmp_path, started):
     """A process that took its own tag away, as the spawner of a runner noted it."""
     process = started(sys.executable, "-c", UNMARKED)
     process.stdout.readline()
+    until(lambda: len(descendants(process.pid)) == 3)
     place = tmp_path / "runners" / "one"
     place.mkdir(parents=True)
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()
@@ -187,7 +188,6 @@ def test_who_took_its_tag_away_is_found_by_the_main_process_and_stopped_with_all
     (tmp_path / "spool" / "5" / "start.json").write_text(json.dumps({"tag": tag, "runner": "one"}))
     trees = Trees(str(tmp_path / "spool"))
     until(lambda: trees.use([5])[5].processes == 4)
-    until(lambda: len(descendants(unmarked.pid)) == 3)
     assert trees.stop([5]) >= 4
     assert {read_stat(pid).state for pid in [unmarked.pid, *descendants(unmarked.pid)]} == {"T"}
     assert trees.let_go([5]) == 4
