@@ -64,6 +64,9 @@ def _hold(queue: Queue, job: Job, now: Now) -> m.Result:
         return m.Result(id=job.id, ok=True, text=f"Held job ID={job.id}!")
     if job.state is JobState.HELD:
         return m.Result(id=job.id, ok=True, text=f"Job ID={job.id} is already held!")
+    if job.state is JobState.OFFERED:
+        hint = f"`kueue remove-job {job.id}` cancels it unless it starts before."
+        return m.Result(id=job.id, ok=False, text=f"Job ID={job.id} is already offered to a worker!", hint=hint)
     return _started(job.id)
 
 

@@ -116,6 +116,9 @@ def is_heard(worker: Worker, now: Now) -> bool:
 
 def dead(queue: Queue, worker: Worker, now: Now) -> None:
     """A person says that nothing runs there any more: all its attempts are proven gone."""
+    # Should it live all the same: now, and not when it comes back. The last of a line first, or it would go on there.
+    for offer in sorted(queue.node(worker.id).attempts, reverse=True):
+        queue.tell_worker(worker.id, m.StopAttempt(offer=offer, kill=True))
     reconcile.drop_session(queue, worker)
     worker.is_silent = True
     worker.silent_wall = now.wall

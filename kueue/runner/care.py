@@ -94,8 +94,6 @@ class Care:
         ended = self.exit or {}
         started = self.executed and finish.kind != "not_started"
         notes = []
-        if finish.leftovers:
-            notes.append(f"{finish.leftovers} of its processes outlived the main one and were stopped")
         if finish.paused_seconds >= 1:
             notes.append(f"paused for {finish.paused_seconds:.0f} s while the lease had lapsed")
         ended_wall = ended.get("wall", wall)

@@ -172,7 +172,8 @@ def test_what_a_job_leaves_in_the_background_is_stopped_and_told(lab):
     job = lab.run(*SMALL, "sh", "-c", f"(sleep {mark} &) & sleep 0.2; true")
     assert job["state"] == "succeeded"
     assert sleepers(mark) == []
-    assert "1 background process left behind and stopped" in lab.kueue("show-job", str(job["id"])).stdout
+    shown = lab.kueue("show-job", str(job["id"])).stdout
+    assert "comment: Job finished orderly. 1 background process left behind and stopped.\n" in shown
 
 
 def test_what_a_job_leaves_in_the_background_is_kept_on_request(lab):
