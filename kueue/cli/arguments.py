@@ -390,10 +390,6 @@ def _fill_list_resources(one: argparse.ArgumentParser) -> None:
     _add_json(one, quiet="print names only")
 
 
-def _fill_follow(one: argparse.ArgumentParser) -> None:
-    one.add_argument("id", metavar="ID", type=_whole(0, 2**63 - 1), help="job id")
-
-
 def _fill_log(one: argparse.ArgumentParser) -> None:
     one.add_argument("--stderr", action="store_true", help="stderr instead of stdout")
     one.add_argument("--raw", action="store_true", help="every byte as the job wrote it, also to a terminal")
@@ -479,11 +475,11 @@ VERBS: dict[str, Verb] = {
         ),
         Verb(
             "follow",
-            "Print the output of a job while it runs",
+            "Print the output of jobs while they run",
             "output:follow",
             "kueue follow 7",
-            _fill_follow,
-            "Ends with the job and exits with its code.",
+            _fill_ids,
+            "Of several one after the other. Ends with the last and exits with the worst\ncode of all.",
         ),
         Verb(
             "log",

@@ -6,6 +6,7 @@ from kueue.cli.job_text import decoded, readable
 from kueue.cli.session import Session
 from kueue.cli.waiting import JOB_NOT_FOUND, bad_end, hint_at_not_started, is_one, tell_how_to_go_on
 from kueue.errors import EXIT_CANCELED, EXIT_OWN_FAILURE, EXIT_REFUSED, KueueError
+from kueue.units import format_id_ranges
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,8 +16,22 @@ _STREAMS = ("stdout", "stderr")
 
 
 def follow(session: Session) -> int:
-    """Both streams of the job, each to ours, from the beginning; then the job's exit code."""
-    job = session.arguments.id
+    """Both streams of each job, each to ours, from the beginning, one job after the other. Returns the worst code."""
+    worst = 0
+    ids = session.arguments.ids
+    try:
+        for job in session.each_job(ids):
+            if not is_one(ids):
+                session.screen.remark(f"job {job}:")
+            worst = max(worst, _follow(session, job))
+    except KeyboardInterrupt:
+        tell_how_to_go_on(session, format_id_ranges(ids))
+        return EXIT_CANCELED
+    return worst
+
+
+def _follow(session: Session, job: int) -> int:
+    """Returns the job's exit code."""
     seqs = {stream: session.client.next_seq() for stream in _STREAMS}
     watch_seq = session.client.next_seq()
     offsets, attempts = dict.fromkeys(_STREAMS, 0), dict.fromkeys(_STREAMS, 0)
@@ -43,29 +58,25 @@ def follow(session: Session) -> int:
         ]
         return asked
 
-    try:
-        for message in session.client.converse(questions):
-            if message["type"] == "Watching" and message.get("missing"):
-                session.screen.remark(JOB_NOT_FOUND)
-                return EXIT_REFUSED
-            if message["type"] == "JobEnded" and message["id"] == job:
-                outcome = message.get("outcome") or {}
-                code = message.get("exit_code", 0) if outcome else EXIT_OWN_FAILURE
-            elif message["type"] == "Output":
-                stream = next((one for one, seq in seqs.items() if seq == message.get("seq")), None)
-                if stream is None:
-                    continue
-                _print_piece(session, message, stream, told)
-                attempts[stream] = message.get("attempt") or attempts[stream]
-                offsets[stream] = message["offset"] + len(decoded(message.get("data", "")))
-                if message.get("end"):
-                    is_open[stream] = False
-            if code is not None and not any(is_open.values()):
-                _tell_end(session, job, outcome)
-                return code
-    except KeyboardInterrupt:
-        tell_how_to_go_on(session, str(job))
-        return EXIT_CANCELED
+    for message in session.client.converse(questions):
+        if message["type"] == "Watching" and message.get("missing"):
+            session.screen.remark(JOB_NOT_FOUND)
+            return EXIT_REFUSED
+        if message["type"] == "JobEnded" and message["id"] == job:
+            outcome = message.get("outcome") or {}
+            code = message.get("exit_code", 0) if outcome else EXIT_OWN_FAILURE
+        elif message["type"] == "Output":
+            stream = next((one for one, seq in seqs.items() if seq == message.get("seq")), None)
+            if stream is None:
+                continue
+            _print_piece(session, message, stream, told)
+            attempts[stream] = message.get("attempt") or attempts[stream]
+            offsets[stream] = message["offset"] + len(decoded(message.get("data", "")))
+            if message.get("end"):
+                is_open[stream] = False
+        if code is not None and not any(is_open.values()):
+            _tell_end(session, job, outcome)
+            return code
     raise AssertionError("a conversation ends by return or exception")
 
 

@@ -60,6 +60,7 @@ class Person:
         program.chmod(0o755)
         self.environment = {
             "HOME": str(self.home),
+            "XDG_RUNTIME_DIR": str(self.home),  # else fish makes a directory below /tmp, and keeps it
             "PATH": f"{self.programs}:/usr/bin:/bin",
             "TERM": "xterm",
             "LANG": "C.UTF-8",

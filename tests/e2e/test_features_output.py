@@ -131,6 +131,22 @@ def test_follow_of_a_job_that_does_not_exist_fails_at_once(lab):
     assert "Job not found!" in done.stderr
 
 
+def test_several_jobs_are_followed_one_after_the_other_and_the_worst_code_counts(lab):
+    lab.start_server()
+    lab.start_worker("w1")
+    gate = lab.gate()
+    first = lab.submit(*SMALL, "sh", "-c", f"echo one; echo bad >&2; {gate.command[2]}")
+    second = lab.submit(*SMALL, "sh", "-c", "echo two; exit 3")
+    lab.until(lambda: gate.begun, "the first one waits")
+    lab.end_of(second, "failed")
+    follower = lab.popen_kueue("follow", f"{first}-{second}", "999999")
+    gate.open()
+    out, err = follower.communicate(timeout=30)
+    assert out == b"one\ntwo\n"
+    assert err.decode() == f"job {first}:\nbad\njob {second}:\njob 999999:\nJob not found!\n"
+    assert follower.returncode == 3
+
+
 @pytest.mark.parametrize("options", [(), ("-o", "log.txt")])
 def test_follow_goes_on_when_the_file_is_rotated(lab, options):
     gate, last = lab.gate(), lab.gate()

@@ -414,7 +414,8 @@ def test_a_host_that_hangs_after_login_is_given_up_within_the_limit(host):
 
 
 def test_an_sshd_that_freezes_after_login_is_given_up_within_the_limit(host):
-    with connect(host, limits=Limits(10, 1)) as connection:
+    with connect(host, limits=Limits(10, 5)) as connection:
+        connection.run("true")  # who serves a login changes while it begins
         frozen = descendants(host.process.pid)
         assert frozen
         for pid in frozen:
@@ -424,7 +425,7 @@ def test_an_sshd_that_freezes_after_login_is_given_up_within_the_limit(host):
         with pytest.raises(HostTrouble) as caught:
             connection.run("echo hello")
         assert caught.value.trouble.kind == "hung"
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 20
         for pid in frozen:
             # One that was about to end when it was found is gone by now.
             with contextlib.suppress(ProcessLookupError):

@@ -66,7 +66,6 @@ def test_the_first_word_that_is_no_option_of_cmd_starts_the_command(words, comma
         "show-job 7-3",
         "wait-job 1,",
         "remove-job --kil 1",
-        "follow 1-3",
         "list-jobs -n x",
         "list-jobs --status",
         "node asleep ralab04",
