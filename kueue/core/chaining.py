@@ -28,7 +28,7 @@ from kueue.core.queue import OpenLine, Queue
 from kueue.core.state import Attempt, Job
 from kueue.core.waiting import Group
 from kueue.core.workers import Worker
-from kueue.model import Allocation, EndRecord, JobState, MachineTotals, Now, Outcome, Request, kind_of
+from kueue.model import Allocation, EndRecord, JobState, MachineTotals, Now, Request, kind_of
 from kueue.protocol import messages as m
 
 SHORT_SECONDS = 0.25
@@ -80,9 +80,9 @@ def started(queue: Queue, job: Job, attempt: Attempt, started_wall: float, now: 
     queue.unsettled |= bool(queue.state.waiting.groups)
 
 
-def ended(worker: Worker, request: Request, outcome: Outcome, end: EndRecord) -> None:
+def ended(worker: Worker, request: Request, end: EndRecord) -> None:
     """Learn from an end how long jobs of this request run there. One that failed takes all trust away."""
-    if kind_of(outcome) != "succeeded":
+    if kind_of(end.outcome) != "succeeded":
         worker.paces.pop(request, None)
     else:
         _learn(worker, request, max(end.run_seconds, worker.paces.get(request, 0.0)))
@@ -184,7 +184,7 @@ class Links:
             if waiting + 1 < depth(pace):
                 heappush(lines, (waiting + 1, pace, line))
             else:
-                self._close(request, line)
+                self.queue.close_line(request, line)
         for entry in passed_over:
             heappush(lines, entry)
         return link
@@ -200,7 +200,7 @@ class Links:
             if pace is not None and waiting < depth(pace) and self._takes_more(request, line, opened):
                 found.append((waiting, pace, line))
             else:
-                self._close(request, line)
+                self.queue.close_line(request, line)
         heapify(found)
         return found
 
@@ -227,9 +227,6 @@ class Links:
             is_open = not worker.closed(self.queue.node(worker.id), self.now.steady)
             takes = self._takes[worker.id] = worker.knows_lines and is_open
         return takes
-
-    def _close(self, request: Request, line: int) -> None:
-        self.queue.close_line(request, line)
 
 
 # --- who comes back --------------------------------------------------------------------------------------------------

@@ -353,7 +353,7 @@ def ended(queue: Queue, worker: Worker, offer: int, end: EndRecord, now: Now) ->
         queue.say(worker.session, m.Acknowledge(offers=(offer,)))
     if end.started_wall is not None:
         worker.sees(job.template.directory)
-        chaining.ended(worker, job.template.request, end.outcome, end)
+        chaining.ended(worker, job.template.request, end)
     if isinstance(end.outcome, Canceled) and job.stop is None:
         # Stopped there although nobody here wants it ended: an order for another life of this job. It runs again.
         lose(queue, job, attempt, f"it was stopped on {queue.name_of(worker.id)}", now)

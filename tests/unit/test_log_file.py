@@ -68,6 +68,17 @@ def test_a_worker_without_a_log_file_opens_none():
     assert _parser().parse_args(["--log-file", "here"]).log_file == str(Path.cwd() / "here")
 
 
+def _logging(program: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+
+
 def test_a_reader_who_does_not_read_holds_nobody_up_and_is_told_what_was_dropped():
     program = (
         "from kueue import log\n"
@@ -76,21 +87,11 @@ def test_a_reader_who_does_not_read_holds_nobody_up_and_is_told_what_was_dropped
         "print('done', flush=True); input()\n"
         "log.logger('test').info('last')\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={"PYTHONPATH": str(Path(__file__).parents[2])},
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
+    with _logging(program) as process:
         assert process.stdout.readline() == "done\n"  # it did not wait for us
         said: list[str] = []
         reader = threading.Thread(target=said.extend, args=(process.stderr,))
         reader.start()
-        assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.close()
         process.wait(60)
@@ -112,14 +113,6 @@ def test_a_terminal_that_another_program_has_made_impatient_loses_nothing():
         "print('done', flush=True)\n"
         "assert log.written(60)\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={"PYTHONPATH": str(Path(__file__).parents[2])},
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
+    with _logging(program) as process:
         assert process.stdout.readline() == "done\n"  # far more was said by now than a pipe takes
         assert len(process.stderr.readlines()) == 3000

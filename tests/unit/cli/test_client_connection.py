@@ -240,15 +240,16 @@ def _tls_server(identity, script):
     return listener.getsockname()[1], stop
 
 
-def test_over_tls_the_same_secret_is_let_in(identity):
-    def script(secured):
-        length = int.from_bytes(secured.recv(4), "big")
-        assert secured.recv(length)
-        secured.sendall(frame(WELCOME))
-        (question,) = json.loads(secured.recv(65536)[4:])
-        secured.sendall(frame({"type": "Info", "seq": question["seq"], "pid": 7}))
+def _answer_one(secured):
+    length = int.from_bytes(secured.recv(4), "big")
+    assert secured.recv(length)
+    secured.sendall(frame(WELCOME))
+    (question,) = json.loads(secured.recv(65536)[4:])
+    secured.sendall(frame({"type": "Info", "seq": question["seq"], "pid": 7}))
 
-    port, stop = _tls_server(identity, script)
+
+def test_over_tls_the_same_secret_is_let_in(identity):
+    port, stop = _tls_server(identity, _answer_one)
     try:
         with Client(Server("127.0.0.1", port, [], [identity]), patience_seconds=5) as client:
             assert client.ask("ServerInfo")["pid"] == 7
@@ -268,11 +269,7 @@ def test_a_connection_that_breaks_before_the_welcome_again_and_again_is_no_refus
                 secured.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             os.close(secured.detach())
             return
-        length = int.from_bytes(secured.recv(4), "big")
-        assert secured.recv(length)
-        secured.sendall(frame(WELCOME))
-        (question,) = json.loads(secured.recv(65536)[4:])
-        secured.sendall(frame({"type": "Info", "seq": question["seq"], "pid": 7}))
+        _answer_one(secured)
 
     port, stop = _tls_server(identity, script)
     told = []

@@ -24,7 +24,7 @@ def end(seconds, outcome=GOOD):
 
 def learns(worker, *seconds, request=REQUEST):
     for one in seconds:
-        chaining.ended(worker, request, Exited(0), end(one))
+        chaining.ended(worker, request, end(one))
     return worker.paces.get(request)
 
 
@@ -66,9 +66,9 @@ def test_long_jobs_are_not_remembered():
 def test_a_failed_job_takes_all_trust_away():
     worker = Worker(0)
     learns(worker, 0.01)
-    chaining.ended(worker, REQUEST, Exited(1), end(0.01, Exited(1)))
+    chaining.ended(worker, REQUEST, end(0.01, Exited(1)))
     assert worker.paces == {}
-    chaining.ended(worker, REQUEST, NotStarted("no", "other"), end(0.0, NotStarted("no", "other")))
+    chaining.ended(worker, REQUEST, end(0.0, NotStarted("no", "other")))
     assert worker.paces == {}
 
 
