@@ -103,8 +103,13 @@ class Session(ABC):
                     await self.serve(nursery, rest)
                 except KueueError as error:
                     failure = error  # raised below, outside of the nursery, which would wrap it
+                finally:
+                    # Before the nursery closes: whoever the driver knows may be asked, and then starts a task in it.
+                    self.is_ending = True
+                    self.driver.leave(self)
                 nursery.cancel_scope.cancel()
         finally:
+            # Also when the server is stopped before `serve` began.
             self.is_ending = True
             self.driver.leave(self)
         if failure is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import trio
 
@@ -82,3 +84,20 @@ async def test_a_submission_in_parts_is_stored_whole_or_not_at_all():
         client.say(m.Submit(seq=1, request_id=request, ranges=(job_range("b"),), part=1, last=True))
         assert (await client.hear_a(m.Submitted)).ids == ((0, 1),)
         assert list(await other.states()) == [0, 1]
+
+
+async def test_a_session_that_the_driver_knows_can_be_asked_until_it_has_left():
+    """Its peer hangs up, and in any of the steps until it is gone the driver comes to what the peer had asked last."""
+    async with serving(MemoryStore()) as house:
+        client = await house.client()
+        (asked,) = house.driver.sessions.values()
+        client.close()
+        asks = 0
+        for seq in itertools.count(1):
+            if asked.number not in house.driver.sessions:
+                break
+            asked.ask(m.ServerInfo(seq=seq))
+            asks += 1
+            await trio.lowlevel.checkpoint()
+        assert asks > 1
+        await (await house.client()).ask(m.ServerInfo)
