@@ -185,11 +185,12 @@ def test_a_server_that_cannot_be_reached_is_not_waited_for(home, kind):
                 waiting[-1].setblocking(False)
                 waiting[-1].connect_ex(hole.getsockname())
         assert home.press("kueue show-job ") == (0, "", "")
-        took = home.seconds("kueue show-job ", times=5)
+        # Both presses start Python and load the same; what one takes longer is what was waited, or what another program
+        # took of the machine meanwhile: not each time.
+        waited = (home.seconds("kueue show-job ", times=1) - home.seconds("kueue ", times=1) for _ in range(20))
+        assert any(seconds < 0.3 for seconds in waited)
         for one in waiting:
             one.close()
-    # Both presses start Python and load the same; what one takes longer is what was waited.
-    assert took < home.seconds("kueue ") + 0.3
 
 
 @pytest.mark.slow
