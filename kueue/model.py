@@ -104,7 +104,7 @@ class JobState(str, Enum):
     DONE = "done"
 
 
-class Request(Struct, frozen=True):
+class Request(Struct, frozen=True, weakref=True):
     """What a job asks for, and how urgent it is: the *shape* by which waiting jobs are grouped.
 
     A *wish* is a size that the user did not type; see `core.placement`.
@@ -122,7 +122,7 @@ class Request(Struct, frozen=True):
     priority: int = DEFAULT_PRIORITY
 
 
-class Place(Struct, frozen=True):
+class Place(Struct, frozen=True, weakref=True):
     """Where and in what surroundings a job runs, as the submitter had them."""
 
     cwd: OsText
@@ -134,7 +134,7 @@ class Place(Struct, frozen=True):
     umask: int = 0o022
 
 
-class Terms(Struct, frozen=True):
+class Terms(Struct, frozen=True, weakref=True):
     """How a job may end other than by itself."""
 
     timeout_seconds: float | None = None

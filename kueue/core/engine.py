@@ -151,10 +151,7 @@ class Engine:
         removal.go_on(self.queue, now)
         holding.go_on(self.queue, now)
         for worker in self.queue.workers.values():
-            if worker.declined or worker.declined_jobs:
-                before = len(worker.declined) + len(worker.declined_jobs)
-                worker.retry(now.steady)
-                self.queue.unsettled |= len(worker.declined) + len(worker.declined_jobs) != before
+            self.queue.unsettled |= worker.retry(now.steady)
             if worker.set_aside_until is not None and now.steady >= worker.set_aside_until:
                 worker.set_aside_until = None
                 self.queue.unsettled = True

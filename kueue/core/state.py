@@ -8,10 +8,11 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeVar
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import msgspec
 
@@ -52,7 +53,7 @@ class Template:
 
     place: Place
     directory: str
-    """`place.cwd` as text; equal directories are one object."""
+    """`place.cwd` as text."""
     request: Request
     terms: Terms
     principal: str
@@ -192,7 +193,7 @@ class Newcomers:
             last = self.rows[-1][0]
             if last.place is place and last.request is request and last.terms is terms:
                 return last
-        return Template(place, intern(from_os_text(entry.place.cwd)), request, terms, self.principal, self.wall)
+        return Template(place, from_os_text(place.cwd), request, terms, self.principal, self.wall)
 
 
 class Node:
@@ -286,7 +287,8 @@ class State:
     """Jobs that became done since the engine last took them from here."""
     newcomers: Newcomers | None = None
     """Made already, for the very submission that is decided next; what is missing of them is made then."""
-    _interned: dict[Any, Any] = field(default_factory=dict)
+    _interned: MutableMapping[Any, ReferenceType[Any]] = field(default_factory=WeakKeyDictionary)
+    """What templates have in common, each once, for as long as a job or anybody else refers to it."""
 
     def evolve(self, fact: f.AnyFact) -> None:
         """Apply one fact. Raises `IllegalTransition` or `Bug` if it cannot have happened."""
@@ -321,7 +323,11 @@ class State:
     # --- jobs --------------------------------------------------------------------------------------------------------
 
     def _intern(self, value: T) -> T:
-        kept: T = self._interned.setdefault(value, value)
+        found = self._interned.get(value)
+        kept: T | None = None if found is None else found()
+        if kept is None:
+            self._interned[value] = ref(value)
+            return value
         return kept
 
     def making(self, ranges: tuple[JobRange, ...], principal: str, wall: float) -> Newcomers:

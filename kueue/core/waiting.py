@@ -8,48 +8,66 @@ Rules
 
 Why this way
     100,000 jobs of 50 shapes cost 50 looks, not 100,000. Heaps with lazy removal are used instead of sorted lists:
-    a job leaves from the middle only when it is canceled or held, and then its entry is skipped when it comes up.
+    a job leaves from the middle only when it is canceled or held, or when those before it fit nowhere, and then its
+    entry is skipped when it comes up. What does not come up is swept before it outnumbers what is valid.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterator, Sequence
-from heapq import heappop, heappush
-from typing import NamedTuple, TypeVar
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
+from kueue.core.declines import Declines
 from kueue.model import Request
 
-T = TypeVar("T", int, tuple[int, str])
+Entry: TypeAlias = tuple[int, str]
+"""(lowest id, directory)"""
 
 GroupKey = tuple[int, int, bool, bool, tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]
 
-SCAN = 16
-"""One step down a heap costs about as much as looking at so many directories in a row."""
+FEW = 16
+"""A worker that lacks more directories than these is worth a heap of its own."""
+SLACK = 16
+"""So many stale entries are not worth sweeping, however few others there are."""
 BLOCK = 64
 """Most shapes of a block: the root of the 10,000 sizes that a lab may bring, roughly."""
+
+
+class View:
+    """The directories of a shape that one worker may be asked for."""
+
+    __slots__ = ("gone", "heap", "read")
+
+    def __init__(self, heap: list[Entry], gone: list[str]) -> None:
+        self.heap = heap
+        """As `Shape._order`; an entry whose directory the worker declined is stale, too."""
+        self.gone = gone
+        """`Declines.gone` of the worker: what it may be asked for again."""
+        self.read = len(gone)
 
 
 class Shape:
     """The waiting jobs of one request, lowest id first."""
 
-    __slots__ = ("_gone", "_highest", "_listed", "_members", "_order", "_places", "request")
+    __slots__ = ("_gone", "_highest", "_members", "_order", "_places", "_views", "request")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self._members: set[int] = set()
         self._places: dict[str, list[int]] = {}
-        """Directory → heap of ids; those in `_gone` are stale."""
+        """Directory → heap of ids; those in `_gone` are stale, the first never is."""
         self._highest = -1
         """No job above it was ever here."""
         self._gone: set[int] = set()
         """Ids that left from the middle of a heap and still stand there."""
-        self._order: list[tuple[int, str]] = []
-        """Heap of (lowest id, directory); an entry is valid if it still tells the lowest id of its directory."""
-        self._listed: set[tuple[int, str]] = set()
-        """What stands in `_order`: a job that is offered and given back for days must not stand there many times."""
+        self._order: list[Entry] = []
+        """Heap with an entry for each directory and stale ones; valid is what tells the lowest id of its directory."""
+        self._views: dict[int, View] = {}
+        """By identity of the declines of a worker that lacks many directories."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -67,6 +85,7 @@ class Shape:
             heappush(heap, job)
         if heap[0] == job:
             self._list(job, place)
+            self._sweep()
 
     def add_row(self, jobs: range, place: str) -> None:
         """Add jobs in a row, which need no sorting when they are the newest, as new ones are."""
@@ -80,6 +99,7 @@ class Shape:
         heap.extend(jobs)
         if heap[0] == jobs.start:
             self._list(jobs.start, place)
+            self._sweep()
 
     def discard(self, job: int, place: str) -> None:
         if job not in self._members:
@@ -88,36 +108,41 @@ class Shape:
         heap = self._places[place]
         if heap[0] != job:
             self._gone.add(job)
-            return
-        heappop(heap)
-        while heap and heap[0] in self._gone:
-            self._gone.remove(heappop(heap))
-        if heap:
-            self._list(heap[0], place)
         else:
-            del self._places[place]
+            heappop(heap)
+            while heap and heap[0] in self._gone:
+                self._gone.remove(heappop(heap))
+            if heap:
+                self._list(heap[0], place)
+            else:
+                del self._places[place]
+        self._sweep()
 
     def first(self, without: Collection[str] = (), without_jobs: Collection[int] = ()) -> int | None:
         """The lowest waiting id that is not in `without_jobs` nor its directory in `without`; None if there is none."""
+        if isinstance(without, Declines) and len(without) > FEW and not without_jobs:
+            return self._first_in_view(without)
         order = self._order
         while order and not self._is_valid(order[0]):
-            self._listed.remove(heappop(order))
+            heappop(order)
         if not order:
             return None
         if not without and not without_jobs:
             return order[0][0]
-        if SCAN * len(without) > len(self._places):
-            jobs = (self._first_in(heap, without_jobs) for place, heap in self._places.items() if place not in without)
-            return min((job for job in jobs if job is not None), default=None)
         best: int | None = None
-        for entry in _ascending(order):
-            job, place = entry
-            if best is not None and job > best:
-                break
-            if place not in without and self._is_valid(entry):
-                found = self._first_in(self._places[place], without_jobs)
+        passed: list[Entry] = []
+        while order and (best is None or order[0][0] < best):
+            entry = heappop(order)
+            # The same one may stand there twice.
+            if not self._is_valid(entry) or (passed and entry == passed[-1]):
+                continue
+            passed.append(entry)
+            if entry[1] not in without:
+                found = self._first_in(self._places[entry[1]], without_jobs)
                 if found is not None and (best is None or found < best):
                     best = found
+        for entry in passed:
+            heappush(order, entry)
         return best
 
     def _first_in(self, heap: list[int], without_jobs: Collection[int]) -> int | None:
@@ -125,18 +150,47 @@ class Shape:
             return heap[0]
         return next((job for job in _ascending(heap) if job not in self._gone and job not in without_jobs), None)
 
+    def _first_in_view(self, declines: Declines[str]) -> int | None:
+        view = self._views.get(id(declines))
+        if view is None or view.gone is not declines.gone:
+            entries = [(heap[0], place) for place, heap in self._places.items() if place not in declines]
+            heapify(entries)
+            view = self._views[id(declines)] = View(entries, declines.gone)
+        heap = view.heap
+        for place in view.gone[view.read :]:
+            if place in self._places:
+                heappush(heap, (self._places[place][0], place))
+        view.read = len(view.gone)
+        while heap and (heap[0][1] in declines or not self._is_valid(heap[0])):
+            heappop(heap)
+        return heap[0][0] if heap else None
+
     def _list(self, job: int, place: str) -> None:
         entry = job, place
-        if entry not in self._listed:
-            self._listed.add(entry)
-            heappush(self._order, entry)
+        heappush(self._order, entry)
+        for view in self._views.values():
+            heappush(view.heap, entry)
 
-    def _is_valid(self, entry: tuple[int, str]) -> bool:
+    def _is_valid(self, entry: Entry) -> bool:
         heap = self._places.get(entry[1])
         return heap is not None and heap[0] == entry[0]
 
+    def _sweep(self) -> None:
+        """Take out what is stale where it is most: behind a job that fits nowhere it does not come up."""
+        if len(self._gone) > len(self._members) + SLACK:
+            for heap in self._places.values():
+                heap[:] = [job for job in heap if job not in self._gone]
+                heapify(heap)
+            self._gone.clear()
+        bound = 2 * len(self._places) + SLACK
+        if len(self._order) > bound:
+            self._order = [(heap[0], place) for place, heap in self._places.items()]
+            heapify(self._order)
+        if self._views:
+            self._views = {key: view for key, view in self._views.items() if len(view.heap) <= bound}
 
-def _ascending(heap: Sequence[T]) -> Iterator[T]:
+
+def _ascending(heap: Sequence[int]) -> Iterator[int]:
     """The entries of a heap in order, as many steps as are asked for; the heap stays as it is."""
     todo = [(heap[0], 0)]
     while todo:

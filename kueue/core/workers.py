@@ -9,30 +9,25 @@ Rules
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import takewhile
 
+from kueue.core.declines import Declines
 from kueue.core.placement import Room
 from kueue.core.room import free_room, wish_room
 from kueue.core.state import Node
-from kueue.model import MachineInfo, MachineLoad, MachineTotals, Request
+from kueue.model import MachineInfo, MachineLoad, Request
 
 RETRY_SECONDS = 5.0
 """First pause before a declined directory is tried again; short, so that a `mkdir` helps within 10 s."""
 RETRIES_PER_SECOND = 50
 """Bound on re-asking when very many directories are missing on one worker."""
+REMEMBERED_SECONDS = 3600.0
+"""So long after the pause of a directory its next job still goes alone; then it is forgotten, as if never declined."""
 
 FAST_FAILURE_SECONDS = 1.0
 FAST_FAILURES = 3
 SET_ASIDE_SECONDS = 60.0
 SET_ASIDE_SECONDS_MAX = 1800.0
-
-
-@dataclass
-class Decline:
-    """A directory or job that a worker does not take."""
-
-    reason: str
-    retry_at: float
-    """Steady seconds; infinite while one job is out asking."""
 
 
 @dataclass
@@ -53,10 +48,11 @@ class Worker:
     load: MachineLoad = MachineLoad()
     connected_wall: float | None = None
     updated_wall: float | None = None
-    declined: dict[str, Decline] = field(default_factory=dict)
-    declined_jobs: dict[int, Decline] = field(default_factory=dict)
-    probing: dict[str, str] = field(default_factory=dict)
-    """Directory declined before whose pause is over → the reason then: the next job is sent alone."""
+    declined: Declines[str] = field(default_factory=Declines)
+    declined_jobs: Declines[int] = field(default_factory=Declines)
+    probing: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """Directory declined before, whose pause is over → (the reason then, steady time of the end of the pause), the
+    oldest first: the next job is sent alone."""
     asking: dict[str, int] = field(default_factory=dict)
     """Directory → the offer that is out asking for it."""
     deferred: dict[Request, str] = field(default_factory=dict)
@@ -75,9 +71,6 @@ class Worker:
     set_aside_note: str = ""
     stopping: bool = False
     """It said goodbye and takes nothing new."""
-
-    def totals(self, node: Node) -> MachineTotals:
-        return node.record.totals
 
     def closed(self, node: Node, now_steady: float) -> str:
         """Why it gets no new jobs, as a predicate to its name; empty: it does."""
@@ -118,24 +111,23 @@ class Worker:
 
     def decline_place(self, directory: str, reason: str, steady: float) -> None:
         pause = max(RETRY_SECONDS, len(self.declined) / RETRIES_PER_SECOND)
-        self.declined[directory] = Decline(reason, steady + pause)
+        self.declined.add(directory, reason, steady + pause)
         self.probing.pop(directory, None)
         self.asking.pop(directory, None)
 
     def decline_job(self, job: int, reason: str, steady: float) -> None:
-        self.declined_jobs[job] = Decline(reason, steady + RETRY_SECONDS)
+        self.declined_jobs.add(job, reason, steady + RETRY_SECONDS)
 
     def offered(self, directory: str, offer: int) -> None:
         """A job of that directory is on its way; if the directory was declined before, it goes alone."""
-        reason = self.probing.get(directory)
-        if reason is not None:
-            self.declined[directory] = Decline(reason, float("inf"))
+        if directory in self.probing:
+            self.declined.add(directory, self.probing[directory][0], float("inf"))
             self.asking[directory] = offer
 
     def sees(self, directory: str) -> None:
         """A job has started there: whatever was declined before is seen now."""
         if self.declined or self.probing:
-            self.declined.pop(directory, None)
+            self.declined.drop(directory)
             self.probing.pop(directory, None)
             self.asking.pop(directory, None)
 
@@ -143,18 +135,21 @@ class Worker:
         """That offer is over; if it was out asking and nothing was learnt, the next job asks."""
         if self.asking.get(directory) == offer:
             del self.asking[directory]
-            self.declined.pop(directory, None)
+            self.declined.drop(directory)
 
-    def retry(self, steady: float) -> None:
-        """Let pauses that are over end."""
-        for directory in [d for d, decline in self.declined.items() if decline.retry_at <= steady]:
-            self.probing[directory] = self.declined.pop(directory).reason
-        for job in [j for j, decline in self.declined_jobs.items() if decline.retry_at <= steady]:
-            del self.declined_jobs[job]
+    def retry(self, steady: float) -> bool:
+        """Let pauses that are over end. Returns whether there were any."""
+        places, jobs = self.declined.take_due(steady), self.declined_jobs.take_due(steady)
+        for directory, decline in places:
+            self.probing[directory] = decline.reason, steady
+        old = takewhile(lambda directory: steady - self.probing[directory][1] > REMEMBERED_SECONDS, self.probing)
+        for directory in list(old):
+            del self.probing[directory]
+        return bool(places or jobs)
 
     def next_retry(self) -> float | None:
-        times = [d.retry_at for d in self.declined.values()] + [d.retry_at for d in self.declined_jobs.values()]
-        return min((time for time in times if time != float("inf")), default=None)
+        times = (self.declined.next_retry(), self.declined_jobs.next_retry())
+        return min((time for time in times if time is not None), default=None)
 
     # --- black holes -------------------------------------------------------------------------------------------------
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kueue.core.waiting import BLOCK, Group, Shape, Waiting, turn_of
+from kueue.core import declines as declines_module
+from kueue.core.declines import Declines
+from kueue.core.waiting import BLOCK, FEW, SLACK, Group, Shape, Waiting, turn_of
 from kueue.model import Request
 
 PLACES = ["/a", "/b", "/c"]
@@ -19,6 +22,14 @@ class ShapeHistories(RuleBasedStateMachine):
         super().__init__()
         self.shape = Shape(Request())
         self.model: dict[int, str] = {}
+        self.declines: Declines[str] = Declines()
+        self.clear()
+
+    @rule()
+    def clear(self) -> None:
+        self.declines.clear()
+        for number in range(FEW):
+            self.declines.add(f"/elsewhere/{number}", "", 1.0)
 
     @rule(job=st.integers(0, 12))
     def add(self, job: int) -> None:
@@ -36,6 +47,19 @@ class ShapeHistories(RuleBasedStateMachine):
         allowed = [job for job, place in self.model.items() if place not in places and job not in jobs]
         assert self.shape.first(places, jobs) == min(allowed, default=None)
 
+    @rule(place=st.sampled_from(PLACES))
+    def decline(self, place: str) -> None:
+        self.declines.add(place, "no such directory", 1.0)
+
+    @rule(place=st.sampled_from(PLACES))
+    def is_there_now(self, place: str) -> None:
+        self.declines.drop(place)
+
+    @rule()
+    def first_of_one_that_lacks_many(self) -> None:
+        allowed = [job for job, place in self.model.items() if place not in self.declines]
+        assert self.shape.first(self.declines) == min(allowed, default=None)
+
     @invariant()
     def first(self) -> None:
         assert self.shape.first() == min(self.model, default=None)
@@ -43,7 +67,7 @@ class ShapeHistories(RuleBasedStateMachine):
 
 
 TestShapeHistories = ShapeHistories.TestCase
-TestShapeHistories.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestShapeHistories.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 
 
 def test_a_job_that_is_offered_and_given_back_for_days_does_not_grow_the_index():
@@ -58,8 +82,122 @@ def test_a_job_that_is_offered_and_given_back_for_days_does_not_grow_the_index()
             shape.add(job, "/d")
         shape.discard(3, "/d")
         shape.add(3, "/d")
-    assert len(shape._order) <= 5
+    assert len(shape._order) <= 2 + SLACK
     assert len(shape._places["/d"]) == 5
+
+
+STUCK = {"/missing/0", "/missing/1"}
+
+
+@pytest.fixture
+def stuck() -> Shape:
+    """Two jobs that no worker takes."""
+    shape = Shape(Request())
+    for job, place in enumerate(sorted(STUCK)):
+        shape.add(job, place)
+    return shape
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_jobs_that_pass_one_that_is_stuck_leave_nothing_in_the_index(stuck, is_asked):
+    for job in range(2, 2002):
+        stuck.add(job, f"/d/{job}")
+    for job in range(2, 2002):
+        if is_asked:
+            assert stuck.first(STUCK) == job
+        stuck.discard(job, f"/d/{job}")
+        assert len(stuck._order) <= 2 * len(stuck) + SLACK
+    assert stuck.first() == 0
+
+
+def test_what_has_passed_one_that_is_stuck_is_not_looked_at_again(stuck, monkeypatch):
+    looks = 0
+    is_valid = Shape._is_valid
+
+    def counted(shape, entry):
+        nonlocal looks
+        looks += 1
+        return is_valid(shape, entry)
+
+    monkeypatch.setattr(Shape, "_is_valid", counted)
+    for job in range(2, 2002):
+        stuck.add(job, f"/d/{job}")
+    for job in range(2, 2002):
+        assert stuck.first(STUCK) == job
+        stuck.discard(job, f"/d/{job}")
+    assert looks < 10 * 2000
+
+
+def test_jobs_that_left_from_the_middle_of_a_directory_are_swept():
+    shape = Shape(Request())
+    shape.add(0, "/d")
+    for job in range(1, 1001):
+        shape.add(job, "/d")
+        shape.add(1000 + job, "/e")
+        shape.discard(job, "/d")
+        shape.discard(1000 + job, "/e")
+        assert sum(map(len, shape._places.values())) <= 2 * len(shape) + SLACK
+    assert shape.first() == 0
+    shape.add(5, "/d")
+    shape.discard(0, "/d")
+    assert shape.first() == 5
+
+
+class Counted(Declines[str]):
+    """Counts how often it is asked whether it holds a directory."""
+
+    looks = 0
+
+    def __contains__(self, key: object) -> bool:
+        self.looks += 1
+        return super().__contains__(key)
+
+
+def test_a_worker_that_lacks_every_directory_but_the_last_finds_it_without_a_look_at_all_of_them_each_time():
+    shape, declines = Shape(Request()), Counted()
+    many = 3000
+    for job in range(many):
+        shape.add(job, f"/d/{job}")
+    for job in range(many):
+        assert shape.first(declines) == job
+        declines.add(f"/d/{job}", "no such directory", 5.0)
+    assert shape.first(declines) is None
+    assert shape.first(declines) is None
+    # A pause that ends brings back that one; a new directory comes up at once.
+    declines.drop("/d/7")
+    assert shape.first(declines) == 7
+    shape.discard(7, "/d/7")
+    shape.add(many, "/new")
+    assert shape.first(declines) == many
+    assert declines.looks < 10 * many
+
+
+def test_a_worker_that_looks_no_more_costs_no_memory():
+    shape, declines = Shape(Request()), Declines[str]()
+    for number in range(FEW + 1):
+        declines.add(f"/elsewhere/{number}", "no such directory", 5.0)
+    shape.add(0, "/d")
+    assert shape.first(declines) == 0
+    assert shape._views
+    for job in range(1, 1000):
+        shape.add(job, f"/d/{job}")
+        shape.discard(job, f"/d/{job}")
+    assert not shape._views
+    assert shape.first(declines) == 0
+
+
+def test_what_left_the_declines_is_not_remembered_for_ever(monkeypatch):
+    monkeypatch.setattr(declines_module, "GONE_KEPT", 3)
+    shape, declines = Shape(Request()), Declines[str]()
+    shape.add(0, "/d")
+    for number in range(FEW + 1):
+        declines.add(f"/elsewhere/{number}", "no such directory", 5.0)
+    for _ in range(100):
+        declines.add("/d", "no such directory", 5.0)
+        assert shape.first(declines) is None
+        declines.drop("/d")
+        assert shape.first(declines) == 0
+    assert len(declines.gone) <= FEW + 1
 
 
 SHAPES = st.lists(

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kueue.core.workers import RETRY_SECONDS, SET_ASIDE_SECONDS, SET_ASIDE_SECONDS_MAX, Worker
+from kueue.core.declines import Declines
+from kueue.core.workers import (
+    REMEMBERED_SECONDS,
+    RETRY_SECONDS,
+    SET_ASIDE_SECONDS,
+    SET_ASIDE_SECONDS_MAX,
+    Worker,
+)
 
 
 def test_a_declined_directory_is_asked_for_again_by_one_offer_at_a_time():
@@ -40,6 +47,59 @@ def test_many_missing_directories_are_asked_for_more_seldom():
     for number in range(1000):
         worker.decline_place(f"/{number}", "gone", 0.0)
     assert worker.declined["/999"].retry_at == pytest.approx(20.0, abs=0.1)
+
+
+def test_a_directory_that_no_job_asks_for_again_is_forgotten_after_a_while():
+    worker = Worker(0)
+    for number in range(100):
+        worker.decline_place(f"/{number}", "gone", float(number))
+    worker.retry(200.0)
+    assert len(worker.probing) == 100
+    worker.decline_place("/7", "still gone", 3000.0)
+    worker.retry(200.0 + REMEMBERED_SECONDS)
+    worker.offered("/7", 1)
+    assert "/7" in worker.declined
+    worker.retry(201.0 + REMEMBERED_SECONDS)
+    assert list(worker.probing) == ["/7"]
+    worker.offered("/8", 2)
+    assert "/8" not in worker.declined
+
+
+class NotWalked(Declines[str]):
+    """May be asked for single directories only."""
+
+    def __iter__(self):
+        raise AssertionError("somebody walks all declined directories")
+
+    items = values = keys = __iter__
+
+
+def test_very_many_declined_directories_are_not_walked():
+    worker = Worker(0, declined=NotWalked())
+    many = 50_000
+    for number in range(many):
+        worker.decline_place(f"/{number}", "gone", 0.0)
+    for steady in (0.0, RETRY_SECONDS - 0.1):
+        assert not worker.retry(steady)
+        assert worker.next_retry() == RETRY_SECONDS
+    assert worker.retry(RETRY_SECONDS)
+    assert set(worker.probing) == {f"/{number}" for number in range(len(worker.probing))}
+    assert len(worker.declined) == many - len(worker.probing)
+    assert RETRY_SECONDS < worker.next_retry() < RETRY_SECONDS + 0.1
+    # What has started there meanwhile is asked for no more.
+    worker.sees(f"/{len(worker.probing)}")
+    worker.retry(float(many))
+    assert not worker.declined
+    assert worker.next_retry() is None
+
+
+def test_a_declined_job_is_tried_again_after_a_pause():
+    worker = Worker(0)
+    worker.decline_job(3, "no", 0.0)
+    assert worker.next_retry() == RETRY_SECONDS
+    assert not worker.retry(RETRY_SECONDS - 0.1)
+    assert worker.retry(RETRY_SECONDS)
+    assert not worker.declined_jobs
 
 
 def test_a_pause_doubles_each_time_up_to_its_limit():
