@@ -9,6 +9,8 @@ Theory of operation
                 line takes what fills `AHEAD_SECONDS`, no more: what waits in it cannot go elsewhere meanwhile.
     not         a job that runs nowhere else when its worker is lost, or whose last attempt it would be: should the
                 machine be lost, it may have started, and nobody could tell that it had only waited.
+    lowered     where more is taken of a counter or a machine than a reload or a report left of it, lines take nothing
+                more: what waits in them is soon over, and then the placement decides by what there is now.
     late        one that has not started within `PATIENCE_SECONDS` is taken back and placed like any other. So a job
                 behind one that turns out long loses half a second, and that one counts as long before it has ended.
 
@@ -116,6 +118,8 @@ class Links:
         self._front: list[tuple[int, int, Group]] = []
         """Heap of the groups by the turn that is theirs at the earliest."""
         state = queue.state
+        totals = queue.counter_totals()
+        self._overdrawn = {name for name, used in state.used.items() if used > totals.get(name, 0)}
         for group in state.waiting.groups.values():
             self._push(group)
         revocable = (state.jobs[job].template.request.priority for job in state.revocable)
@@ -219,7 +223,25 @@ class Links:
             and request not in worker.deferred
             and request not in worker.unchained
             and self._takes_jobs(worker)
+            and self._is_there(running.allocation)
         )
+
+    def _is_there(self, allocation: Allocation) -> bool:
+        """Whether nothing of what it takes was lowered below all that is taken of it."""
+        if any(name in self._overdrawn for name, _ in allocation.counters):
+            return False
+        for share in allocation.shares:
+            node = self.queue.node(share.node)
+            totals = node.record.totals
+            named = dict(totals.named)
+            if (
+                (share.slots and node.slots > totals.slots)
+                or (share.cores and node.cores > totals.cores)
+                or (share.ram_mb and node.ram_mb > totals.ram_mb)
+                or any(unit >= named.get(name, 0) for name, units in share.named for unit in units)
+            ):
+                return False
+        return True
 
     def _takes_jobs(self, worker: Worker) -> bool:
         takes = self._takes.get(worker.id)

@@ -11,7 +11,19 @@ from kueue.core import chaining, invariants
 from kueue.core.engine import Engine
 from kueue.core.settings import Settings
 from kueue.core.workers import Worker
-from kueue.model import EndRecord, Exited, JobRange, MachineTotals, NotStarted, Now, Payload, Place, Request, Terms
+from kueue.model import (
+    EndRecord,
+    Exited,
+    JobRange,
+    MachineLoad,
+    MachineTotals,
+    NotStarted,
+    Now,
+    Payload,
+    Place,
+    Request,
+    Terms,
+)
 from kueue.protocol import messages as m
 
 REQUEST = Request(slots=1, cores=1)
@@ -92,7 +104,7 @@ class Lab:
 
     def __init__(self, *slots):
         self.steady = 100.0
-        self.engine = Engine(Settings(global_max_parallel_jobs=100), queue_id="q")
+        self.engine = Engine(Settings(global_max_parallel_jobs=100, counters={"lic": 2}), queue_id="q")
         self.engine.opened(self.now)
         for number, count in enumerate(slots):
             hello = m.WorkerHello(
@@ -100,7 +112,7 @@ class Lab:
                 name=f"w{number}",
                 machine_id=f"m{number}",
                 boot_id="b",
-                totals=MachineTotals(slots=count, cores=16, ram_mb=1000),
+                totals=MachineTotals(slots=count, cores=16, ram_mb=1000, named=(("gpu", 2),)),
                 lines=True,
             )
             self.does(number, hello)
@@ -128,10 +140,10 @@ class Lab:
         return self.does(session, m.AttemptEnded(offer=offer, end=end(seconds)))
 
 
-def known(*slots, jobs):
-    """Every slot has run one short job, and runs the next; nothing waits."""
+def known(*slots, jobs=0, request=REQUEST):
+    """Every slot has run one short job, and runs the next; nothing waits but `jobs` more."""
     lab = Lab(*slots)
-    lab.submit(2 * sum(slots))
+    lab.submit(2 * sum(slots), request=request)
     by_offer = {offer: attempt.node for offer, attempt in lab.engine.state.attempts.items()}
     for offer, session in by_offer.items():
         lab.start(session, offer)
@@ -139,7 +151,7 @@ def known(*slots, jobs):
         lab.end(session, offer)
     for offer, attempt in list(lab.engine.state.attempts.items()):
         lab.start(attempt.node, offer)
-    return lab, lab.submit(jobs)
+    return lab, lab.submit(jobs, request=request)
 
 
 def test_lines_fill_evenly_and_the_least_is_first():
@@ -189,6 +201,45 @@ def test_a_job_that_asks_for_more_than_a_counter_has_holds_nobody_up():
     assert lab.submit(1) == []
     queue.settings = dataclasses.replace(queue.settings, counters={"licences": 4})
     assert len(lab.submit(1)) == 2
+
+
+@pytest.mark.parametrize("counter", ["lic", "@slots"])
+def test_no_line_grows_while_a_counter_of_it_is_overdrawn(counter):
+    request = replace(REQUEST, counters=(("lic", 1),))
+    lab, _ = known(2, request=request)
+    lowered = {"counters": {"lic": 1}} if counter == "lic" else {"global_max_parallel_jobs": 1}
+    lab.engine.reload(dataclasses.replace(lab.engine.settings, **lowered), lab.now)
+    assert lab.submit(4, request=request) == []
+    first, second = sorted(lab.engine.state.attempts)
+    assert lab.end(0, first) == []
+    assert lab.engine.state.used[counter] == 1
+    lab.end(0, second)
+    (attempt,) = lab.engine.state.attempts.values()
+    assert lab.start(0, attempt.offer)
+    assert lab.engine.state.used[counter] == 1
+
+
+@pytest.mark.parametrize("lowered", [{"slots": 1}, {"cores": 1}, {"ram_mb": 5}, {"named": (("gpu", 1),)}])
+def test_no_line_grows_in_room_that_its_worker_has_no_more(lowered):
+    request = replace(REQUEST, ram_mb=5, named=(("gpu", 1),))
+    lab, _ = known(2, request=request)
+    totals = lab.engine.state.nodes[0].record.totals
+    lab.does(0, m.Report(load=MachineLoad(), totals=replace(totals, **lowered)))
+    units = {line: attempts[line].share.named for line, attempts in lab.engine.state.lines.items()}
+    lines = {line for _, _, line in lab.submit(8, request=request)}
+    # The unit that is left may be used on.
+    assert lines == ({line for line in units if units[line] == (("gpu", (0,)),)} if "named" in lowered else set())
+
+
+def test_lines_that_take_nothing_of_what_was_lowered_grow_on():
+    request = replace(REQUEST, cores=0)
+    lab, _ = known(2, request=request)
+    lab.end(0, min(lab.engine.state.attempts))
+    lab.submit(1)
+    totals = lab.engine.state.nodes[0].record.totals
+    lab.does(0, m.Report(load=MachineLoad(), totals=replace(totals, cores=0)))
+    assert lab.engine.state.nodes[0].cores == 1
+    assert len(lab.submit(1, request=request)) == 1
 
 
 @pytest.mark.parametrize("terms", [{"on_lost": "fail"}, {"on_lost": "wait"}, {"max_attempts": 1}])
