@@ -289,7 +289,6 @@ def _take_back(queue: Queue, offer: int, now: Now) -> Attempt | None:
 def waits_again(queue: Queue, attempt: Attempt, now: Now) -> None:
     """A worker that came back has it in a line still."""
     if attempt.is_chained:
-        queue.chained.pop(attempt.offer, None)
         queue.chained[attempt.offer] = now.steady
 
 

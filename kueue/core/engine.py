@@ -212,10 +212,12 @@ class Engine:
         queue = self.queue
         job = queue.state.jobs[pick.job]
         if job.state is JobState.UNREACHABLE:
-            assert job.attempt is not None
-            name = queue.name_of(job.attempt.node)
-            why = "was silent" if queue.worker(job.attempt.node).session is None else "could not tell of it"
-            reconcile.lose(queue, job, job.attempt, f"{name} {why} and the job was given away", now)
+            attempt = job.attempt
+            assert attempt is not None
+            name = queue.name_of(attempt.node)
+            why = "was silent" if queue.worker(attempt.node).session is None else "could not tell of it"
+            for one in list(queue.state.lines[attempt.line].values()) if pick.frees_line else [attempt]:
+                reconcile.lose(queue, queue.state.jobs[one.job], one, f"{name} {why} and the job was given away", now)
             if pick.job not in queue.state.jobs:
                 return False
         self._send_offer(job, pick.node, pick.allocation, now)

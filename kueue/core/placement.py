@@ -204,6 +204,8 @@ class Pick(NamedTuple):
     job: int
     node: int
     allocation: Allocation
+    frees_line: bool = False
+    """For that, all that live of the line of its unreachable attempt are given up: it needs what they hold."""
 
 
 Source: TypeAlias = Group | Shape | int
@@ -305,16 +307,17 @@ class Round:
         if short_counter(request, self.state.used, self.totals, held_by(self.state, job)) is not None:
             return None
         node, _ = self._best(request, job_id)
+        frees_line = node is None or short_counter(request, self.state.used, self.totals, _NONE) is not None
         if node is None:
             node = self._in_its_own_place(job)
-        return None if node is None else self._pick(job_id, node)
+        return None if node is None else self._pick(job_id, node, frees_line=frees_line)
 
     def _in_its_own_place(self, job: Job) -> int | None:
-        """Its own worker, if that is here (without the attempt) and has room when the attempt is given up."""
+        """Its own worker, if that is here (without the attempt) and has room when the line of it is given up."""
         assert job.attempt is not None
         share = job.attempt.share
         room = self.rooms.get(share.node)
-        if room is None or not self.state.is_alone(job.attempt):
+        if room is None or not self.state.may_free(job.attempt):
             return None
         if job.template.directory in room.declined or job.id in room.declined_jobs:
             return None
@@ -419,9 +422,9 @@ class Round:
             heappush(fitting, entry)
         return best, declined
 
-    def _pick(self, job: int, node: int) -> Pick:
+    def _pick(self, job: int, node: int, *, frees_line: bool = False) -> Pick:
         request = self.state.jobs[job].template.request
-        return Pick(job, node, allocate(request, self.rooms[node]))
+        return Pick(job, node, allocate(request, self.rooms[node]), frees_line)
 
 
 def _occupation(request: Request, room: Room) -> float:
@@ -430,8 +433,8 @@ def _occupation(request: Request, room: Room) -> float:
 
 
 def held_by(state: State, job: Job) -> Mapping[str, int]:
-    """The counters that are free when a job's live attempt has gone."""
-    if job.attempt is None or not state.is_alone(job.attempt):
+    """The counters that are free when a job's live attempt is given up."""
+    if job.attempt is None or not state.may_free(job.attempt):
         return {}
     return dict(job.attempt.allocation.counters)
 

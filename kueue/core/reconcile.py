@@ -197,6 +197,9 @@ def _raise_numbers(queue: Queue, reports: dict[int, m.AttemptReport], now: Now) 
 
 
 def _compare(queue: Queue, worker: Worker, job: Job, attempt: Attempt, report: m.AttemptReport, now: Now) -> None:
+    # Answered; and what waits in a line there says so anew.
+    queue.offered_at.pop(attempt.offer, None)
+    queue.chained.pop(attempt.offer, None)
     match report.state:
         case "ended" if report.end is not None:
             ended(queue, worker, attempt.offer, report.end, now)
@@ -223,7 +226,6 @@ def _first_of(*times: float | None) -> float:
 
 def _waits(queue: Queue, job: Job, attempt: Attempt, now: Now) -> None:
     """The runner has it but has not started it yet, and may give it back."""
-    queue.offered_at.pop(attempt.offer, None)
     if attempt.silent:
         queue.decide(f.AttemptReturned(job=job.id, offer=attempt.offer, started_wall=None, wall=now.wall))
     chaining.waits_again(queue, attempt, now)
@@ -235,7 +237,6 @@ def _waits(queue: Queue, job: Job, attempt: Attempt, now: Now) -> None:
 
 def _lives(queue: Queue, job: Job, attempt: Attempt, started_wall: float, now: Now) -> None:
     """The attempt certainly runs there."""
-    queue.offered_at.pop(attempt.offer, None)
     if attempt.started_wall is None:
         chaining.started(queue, job, attempt, started_wall, now)
     match job.state:

@@ -497,9 +497,10 @@ class State:
 
     # --- attempts and room -------------------------------------------------------------------------------------------
 
-    def is_alone(self, attempt: Attempt) -> bool:
-        """Whether its allocation is free when it has gone: no other member of its line lives."""
-        return len(self.lines[attempt.line]) == 1
+    def may_free(self, attempt: Attempt) -> bool:
+        """Whether its allocation is free when it is given up: all others of its line may be given up with it."""
+        others = (other for other in self.lines[attempt.line].values() if other is not attempt)
+        return all(self.jobs[other.job].may_be_given_away for other in others)
 
     def _attempt_of(self, job: Job, offer: int) -> Attempt:
         if job.attempt is None or job.attempt.offer != offer:

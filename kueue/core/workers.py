@@ -80,7 +80,7 @@ class Worker:
             return "is silent" if self.is_silent else "is not connected"
         if self.stopping:
             return "is stopping"
-        if any(attempt.overdue for attempt in node.attempts.values()):
+        if any(attempt.overdue and not attempt.silent for attempt in node.attempts.values()):
             return "does not answer an offer"
         if self.is_set_aside(now_steady):
             return f"is set aside: {self.set_aside_note}"

@@ -406,7 +406,9 @@ def waiting_in_vain(world: World) -> None:
             continue
         for node, worker in world.engine.queue.workers.items():
             record = state.nodes[node].record
-            is_asked_in_vain = any(one.overdue for one in state.attempts.values() if one.node == node)
+            is_asked_in_vain = any(
+                one.overdue and not one.silent for one in state.attempts.values() if one.node == node
+            )
             is_aside = worker.set_aside_until is not None and world.steady < worker.set_aside_until
             if worker.session is None or record.offline or worker.stopping or is_asked_in_vain or is_aside:
                 continue

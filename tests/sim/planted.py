@@ -307,7 +307,7 @@ def _keeps_a_line_for_ever(put) -> None:
     real = State._release
 
     def release(self: State, attempt) -> None:
-        was_chained = attempt.is_chained and self.is_alone(attempt)
+        was_chained = attempt.is_chained and len(self.lines[attempt.line]) == 1
         real(self, attempt)
         if was_chained:
             for name, amount in attempt.allocation.counters:
