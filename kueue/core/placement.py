@@ -366,7 +366,9 @@ class Round:
         return self._pick(*found)
 
     def _most_memory(self, group: Group) -> float:
-        rooms = [room for room in self.rooms.values() if obstacle(group.probe, room) is None]
+        # Put off is a shape, not what it has in common with others.
+        found = ((room, obstacle(group.probe, room)) for room in self.rooms.values())
+        rooms = [room for room, hinders in found if hinders is None or hinders.kind == "deferred"]
         if group.probe.ram_is_wish and rooms:
             return float("inf")
         return max((room.ram_mb for room in rooms), default=-1)
