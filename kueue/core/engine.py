@@ -17,7 +17,7 @@ import msgspec
 from kueue.core import chaining, holding, reconcile, removal, silence, submission
 from kueue.core import facts as f
 from kueue.core.placement import Pick, Room, Round
-from kueue.core.queue import Queue, Turn, expand, fold, job_ended
+from kueue.core.queue import OPERATOR, Queue, Turn, expand, fold, job_ended
 from kueue.core.settings import Settings
 from kueue.core.state import Answer, Job, State, Sums, payload_of
 from kueue.core.waiting import smallest
@@ -411,7 +411,8 @@ class Engine:
         else:
             offline = message.state == "offline"
             if record.offline != offline:
-                queue.decide(f.NodeChanged(node=msgspec.structs.replace(record, offline=offline), wall=now.wall))
+                changed = msgspec.structs.replace(record, offline=offline)
+                queue.decide(f.NodeChanged(node=changed, wall=now.wall, by=OPERATOR))
             if offline:
                 chaining.take_back_all(queue, record.id, now)
         result = m.Result(id=record.id, ok=True, text=text)

@@ -196,6 +196,8 @@ class NodeChanged(Fact, frozen=True, kw_only=True):
 
     node: NodeRecord
     wall: float
+    by: str = ""
+    """Who took it out or in again, if a person did."""
 
 
 class RequestAnswered(Fact, frozen=True, kw_only=True):
@@ -268,6 +270,8 @@ class FinishedJob(Struct, frozen=True, kw_only=True):
     ended_by: str = ""
     ended_by_request: str = ""
     """``request_id`` of the question that canceled it: its repetition gets the same answer, whatever lies between."""
+    also_asked_by: tuple[str, ...] = ()
+    """Of other questions that had asked for it before: so do their repetitions."""
     attempts: tuple[AttemptPast, ...] = ()
     end: EndRecord | None = None
     """With the output excerpts; None in rows read for a listing."""

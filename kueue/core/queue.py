@@ -221,7 +221,7 @@ class Queue:
                 offer=attempt.offer if attempt is not None and decided else None,
                 end=end,
                 by=stop.principal if stop is not None else "",
-                request_id=stop.request_id if stop is not None else "",
+                request_id=stop.request_ids[-1] if stop is not None else "",
             )
         )
         if attempt is not None:

@@ -9,7 +9,7 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from kueue.core import facts as f
 from kueue.core.queue import OPERATOR, Queue, Removal, expand, portion, too_many
@@ -17,6 +17,8 @@ from kueue.core.state import Job, StopWish
 from kueue.model import Canceled, JobState, Now, kind_of
 from kueue.protocol import messages as m
 
+ASKERS_MAX = 16
+"""Questions that are remembered of a job that is being stopped: one that cannot be reached for days must not grow."""
 PATIENCE_SECONDS = 9.5
 """Within the promised 10 s, with room for the way; counted from when the last of very many was asked to end."""
 
@@ -63,7 +65,7 @@ def _gone(job_id: int, past: Mapping[int, f.FinishedJob], message: m.RemoveJobs)
     if finished is None:
         return m.Result(id=job_id, ok=False, text=f"Job with ID={job_id} not found!")
     if kind_of(finished.outcome) == "canceled":
-        if finished.ended_by_request == message.request_id:
+        if message.request_id in (finished.ended_by_request, *finished.also_asked_by):
             # The same question in another life of the server: it died before the last of the jobs was proven ended.
             return _canceled(job_id)
         return m.Result(id=job_id, ok=False, text=f"Job ID={job_id} is already canceled!")
@@ -76,7 +78,7 @@ def _canceled(job_id: int) -> m.Result:
 
 def _remove_one(queue: Queue, job: Job, message: m.RemoveJobs, now: Now) -> m.Result | None:
     """Start ending one live job. Returns the result if it is known already, None if a worker must prove it."""
-    wish = StopWish(OPERATOR, message.kill, now.wall, message.request_id)
+    wish = StopWish(OPERATOR, message.kill, now.wall, (message.request_id,))
     if message.force:
         return _force(queue, job, wish, now)
     kill = message.kill
@@ -86,23 +88,20 @@ def _remove_one(queue: Queue, job: Job, message: m.RemoveJobs, now: Now) -> m.Re
             queue.finish(job, Canceled(), now, stop=wish)
             return _canceled(job.id)
         case JobState.RUNNING | JobState.UNREACHABLE if not kill and _has_started(job):
-            return m.Result(
-                id=job.id,
-                ok=False,
-                text=f"Job ID={job.id} has already started!",
-                hint=f"`kueue remove-job --kill {job.id}` ends it.",
-            )
+            return _started(job.id)
         case JobState.UNREACHABLE if job.may_be_given_away:
             # Its lease ran out: what is left there is paused, and is killed when its worker comes back.
             worker = queue.name_of(attempt.node) if attempt is not None else "its worker"
             queue.finish(job, Canceled(f"while {worker} was silent"), now, stop=wish, decided=False)
             return _canceled(job.id)
         case JobState.OFFERED | JobState.RUNNING | JobState.UNREACHABLE:
-            _ask_to_stop(queue, job, wish)
+            _ask_to_stop(queue, job, message, now)
             return None
         case JobState.STOPPING:
-            if kill and job.stop is not None and not job.stop.kill:
-                _ask_to_stop(queue, job, wish)
+            assert job.stop is not None
+            grows = kill and not job.stop.kill
+            if grows or (message.request_id not in job.stop.request_ids and len(job.stop.request_ids) < ASKERS_MAX):
+                _ask_to_stop(queue, job, message, now, tell=grows)
             return None
         case JobState.DONE:
             raise AssertionError("a done job does not live")
@@ -112,12 +111,21 @@ def _has_started(job: Job) -> bool:
     return job.attempt is not None and job.attempt.started_wall is not None
 
 
-def _ask_to_stop(queue: Queue, job: Job, wish: StopWish) -> None:
-    asked = f.StopAsked(
-        job=job.id, principal=wish.principal, kill=wish.kill, wall=wish.wall, request_id=wish.request_id
+def _started(job_id: int) -> m.Result:
+    return m.Result(
+        id=job_id,
+        ok=False,
+        text=f"Job ID={job_id} has already started!",
+        hint=f"`kueue remove-job --kill {job_id}` ends it.",
     )
-    queue.decide(asked)
-    _send_stop(queue, job)
+
+
+def _ask_to_stop(queue: Queue, job: Job, message: m.RemoveJobs, now: Now, *, tell: bool = True) -> None:
+    """`tell`: not if its worker knows already."""
+    request_id = message.request_id
+    queue.decide(f.StopAsked(job=job.id, principal=OPERATOR, kill=message.kill, wall=now.wall, request_id=request_id))
+    if tell:
+        _send_stop(queue, job)
 
 
 def _force(queue: Queue, job: Job, wish: StopWish, now: Now) -> m.Result:
@@ -144,26 +152,17 @@ def send_stop_again(queue: Queue, job: Job) -> None:
         _send_stop(queue, job)
 
 
-def resolved(queue: Queue, job_id: int, result: m.Result) -> None:
-    """Something that removals may wait for is known now."""
-    for removal in queue.removals:
-        if job_id in removal.open:
-            removal.open.discard(job_id)
-            removal.results[job_id] = result
+def _resolve(removals: Iterable[Removal], result: m.Result) -> None:
+    """Something that these may wait for is known now."""
+    for removal in removals:
+        if result.id in removal.open:
+            removal.open.discard(result.id)
+            removal.results[result.id] = result
 
 
 def went_on(queue: Queue, job_id: int) -> None:
-    """A stop without kill came after the start."""
-    resolved(
-        queue,
-        job_id,
-        m.Result(
-            id=job_id,
-            ok=False,
-            text=f"Job ID={job_id} has already started!",
-            hint=f"`kueue remove-job --kill {job_id}` ends it.",
-        ),
-    )
+    """A stop without kill came after the start. Whoever wants more than that has yet to get to this job."""
+    _resolve((one for one in queue.removals if not (one.message.kill or one.message.force)), _started(job_id))
 
 
 def review(queue: Queue, now: Now) -> None:
@@ -172,10 +171,10 @@ def review(queue: Queue, now: Now) -> None:
         return
     for done in queue.turn.finished:
         if kind_of(done.outcome) == "canceled":
-            resolved(queue, done.id, _canceled(done.id))
+            _resolve(queue.removals, _canceled(done.id))
         else:
             text = f"Job ID={done.id} has already finished!"
-            resolved(queue, done.id, m.Result(id=done.id, ok=False, text=text))
+            _resolve(queue.removals, m.Result(id=done.id, ok=False, text=text))
     for removal in list(queue.removals):
         if removal.todo or (removal.open and now.steady < removal.deadline):
             continue

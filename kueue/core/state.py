@@ -67,7 +67,8 @@ class StopWish:
     principal: str
     kill: bool
     wall: float
-    request_id: str = ""
+    request_ids: tuple[str, ...]
+    """Of the questions that ask for it, the newest last."""
 
 
 class Attempt:
@@ -385,8 +386,9 @@ class State:
             case f.JobHeld() | f.JobReleased():
                 pass
             case f.StopAsked():
-                kill = fact.kill or (job.stop is not None and job.stop.kill)
-                job.stop = StopWish(fact.principal, kill, fact.wall, fact.request_id)
+                before = job.stop or StopWish(fact.principal, kill=False, wall=fact.wall, request_ids=())
+                asked = (*before.request_ids, fact.request_id)
+                job.stop = StopWish(fact.principal, fact.kill or before.kill, fact.wall, asked)
             case f.StopDropped():
                 job.stop = None
                 self._started(job, fact.offer, fact.started_wall)
@@ -474,6 +476,7 @@ class State:
                 taken_ram_mb=share.ram_mb if share else None,
                 ended_by=fact.by,
                 ended_by_request=fact.request_id,
+                also_asked_by=_others(job.stop, fact),
                 attempts=past,
                 end=fact.end,
             )
@@ -594,6 +597,13 @@ class State:
             node.record = record
         self.node_by_identity[record.identity] = record.id
         self.sums.next_node = max(self.sums.next_node, record.id + 1)
+
+
+def _others(stop: StopWish | None, fact: f.JobDone) -> tuple[str, ...]:
+    """The questions that a cancellation answers beside its own."""
+    if stop is None or not fact.by:
+        return ()
+    return tuple(one for one in stop.request_ids if one != fact.request_id)
 
 
 def payloads(entry: JobRange) -> Iterator[bytes]:

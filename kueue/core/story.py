@@ -95,8 +95,8 @@ def event_of(fact: AnyFact) -> tuple[Event, ...]:
             return (Event(wall=fact.wall, who=fact.by or SERVER, what=what),)
         case NodeChanged():
             node = fact.node
-            what = f"worker {node.id} is {node.name}" + (", taken out by hand" if node.offline else "")
-            return (Event(wall=fact.wall, who=WORKER, what=what),)
+            by_hand = ", taken out by hand" if node.offline else ", taken in again" if fact.by else ""
+            return (Event(wall=fact.wall, who=fact.by or WORKER, what=f"worker {node.id} is {node.name}{by_hand}"),)
         case JobsFolded() | RequestAnswered() | TimeoutChanged():
             return ()
 

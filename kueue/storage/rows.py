@@ -9,6 +9,7 @@ Rules
 from __future__ import annotations
 
 import hashlib
+import sqlite3
 
 import msgspec
 from msgspec import Struct
@@ -45,6 +46,7 @@ class FinishedBody(Struct, frozen=True, omit_defaults=True):
     taken_ram_mb: int | None = None
     ended_by: str = ""
     ended_by_request: str = ""
+    also_asked_by: tuple[str, ...] = ()
     attempts: tuple[AttemptPast, ...] = ()
 
 
@@ -61,6 +63,15 @@ decode_end = msgspec.json.Decoder(EndRecord).decode
 def digest(body: bytes) -> bytes:
     """What a content is found by."""
     return hashlib.blake2b(body, digest_size=16).digest()
+
+
+def aggregates(connection: sqlite3.Connection) -> Aggregates:
+    """The sums of a state file. Raises what `DAMAGE` lists."""
+    (body,) = connection.execute("SELECT body FROM aggregates").fetchone() or (None,)
+    if not isinstance(body, bytes):
+        # The same error as SQLite's own for what cannot be: the edge names the file and the way out.
+        raise sqlite3.DatabaseError("malformed: the sums are missing")
+    return decode_aggregates(body)
 
 
 def range_body(submitted: JobRange) -> RangeBody:
@@ -90,6 +101,7 @@ def finished_body(row: FinishedJob) -> FinishedBody:
         taken_ram_mb=row.taken_ram_mb,
         ended_by=row.ended_by,
         ended_by_request=row.ended_by_request,
+        also_asked_by=row.also_asked_by,
         attempts=row.attempts,
     )
 
@@ -116,5 +128,6 @@ def finished_job(
         taken_ram_mb=body.taken_ram_mb,
         ended_by=body.ended_by,
         ended_by_request=body.ended_by_request,
+        also_asked_by=body.also_asked_by,
         attempts=body.attempts,
     )

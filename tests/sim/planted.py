@@ -131,7 +131,7 @@ def _releases_before_proof(put) -> None:
 
     def remove_one(queue: Queue, job, message, now):
         if message.kill and job.state is JobState.RUNNING:
-            attempt, wish = job.attempt, removal.StopWish("operator", kill=True, wall=now.wall)
+            attempt, wish = job.attempt, removal.StopWish("operator", kill=True, wall=now.wall, request_ids=("x",))
             queue.tell_worker(attempt.node, m.StopAttempt(offer=attempt.offer))
             queue.finish(job, removal.Canceled(), now, stop=wish, decided=False)
             return removal._canceled(job.id)

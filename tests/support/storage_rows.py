@@ -58,11 +58,13 @@ def stop_asked(job: int, *, wall: float = WALL) -> f.StopAsked:
     return f.StopAsked(job=job, principal="operator", kill=True, wall=wall)
 
 
-def node_changed(node: int = 1, *, name: str = "ralab01", offline: bool = False, wall: float = WALL) -> f.NodeChanged:
+def node_changed(
+    node: int = 1, *, name: str = "ralab01", offline: bool = False, wall: float = WALL, by: str = ""
+) -> f.NodeChanged:
     record = NodeRecord(
         node, f"identity-{node}", name, "machine", "boot", offline, MachineTotals(4, 8, 16000, (("gpu", 4),))
     )
-    return f.NodeChanged(node=record, wall=wall)
+    return f.NodeChanged(node=record, wall=wall, by=by)
 
 
 def answered(number: int, *, wall: float = WALL) -> f.RequestAnswered:

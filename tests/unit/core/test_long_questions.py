@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from kueue.core import facts as f
-from kueue.core import queue, submission
+from kueue.core import queue, removal, submission
 from kueue.core.engine import Engine
 from kueue.core.queue import Turn
 from kueue.core.settings import Settings
@@ -180,6 +181,50 @@ def test_a_removal_that_a_dead_server_had_half_done_is_answered_to_its_repetitio
     assert {result.text for result in answer.results} == {f"Canceled job ID={job}!" for job in range(count)}
     other = again.handle(9, m.RemoveJobs(seq=3, request_id="y", ids=((count - 1, count - 1),)), NOW, past)
     assert not other.sends[0][1].results[0].ok
+
+
+@pytest.mark.parametrize("more", [{"kill": True}, {"force": True}], ids=str)
+def test_a_job_that_starts_before_its_turn_to_be_killed_is_killed_and_told_as_that(engine, more):
+    count = queue.PORTION + 1
+    engine.handle(9, submit(jobs(count - 1, held=True), jobs()), NOW)
+    engine.handle(1, HELLO, NOW)
+    engine.settle(NOW)
+    engine.handle(8, m.RemoveJobs(seq=2, request_id="x", ids=((count - 1, count - 1),)), NOW)
+    engine.handle(9, m.RemoveJobs(seq=3, request_id="y", ids=((0, count - 1),), **more), NOW)
+    started = engine.handle(1, m.AttemptStarted(offer=0, started_wall=1.0), NOW)
+    assert [answer.results[0].ok for session, answer in started.sends if session == 8] == [False]
+    end = EndRecord(outcome=Canceled(), started_wall=1.0, ended_wall=2.0)
+    taken = [*turns(engine), engine.handle(1, m.AttemptEnded(offer=0, end=end), NOW)]
+    ((_, answer),) = [send for turn in taken for send in turn.sends if send[0] == 9]
+    assert answer.results[-1] == m.Result(id=count - 1, ok=True, text=f"Canceled job ID={count - 1}!")
+
+
+def test_all_who_asked_for_an_end_are_answered_alike_after_the_server_died(engine):
+    facts = [*engine.handle(1, HELLO, NOW).facts, *engine.handle(9, submit(jobs()), NOW).facts]
+    facts += engine.settle(NOW).facts
+    facts += engine.handle(1, m.AttemptStarted(offer=0, started_wall=1.0), NOW).facts
+    first, second = (m.RemoveJobs(seq=2, request_id=one, ids=((0, 0),), kill=True) for one in "xy")
+    facts += engine.handle(8, first, NOW).facts
+    facts += engine.handle(9, second, NOW).facts
+    again = Engine(engine.settings, queue_id="q")
+    again.replay(engine.aggregates(), facts)
+    again.opened(NOW)
+    end = EndRecord(outcome=Canceled(), started_wall=1.0, ended_wall=2.0)
+    report = m.AttemptReport(offer=0, job=0, queue_id="q", state="ended", started_wall=1.0, end=end)
+    past = {row.id: row for row in again.handle(1, replace(HELLO, attempts=(report,)), NOW).finished}
+    third = replace(first, request_id="z")
+    told = [again.handle(9, one, NOW, past).sends[0][1].results[0].ok for one in (first, second, third)]
+    assert told == [True, True, False]
+
+
+def test_a_job_that_is_asked_to_end_again_and_again_does_not_grow(engine):
+    engine.handle(1, HELLO, NOW)
+    engine.handle(9, submit(jobs()), NOW)
+    engine.settle(NOW)
+    asked = [m.RemoveJobs(seq=2, request_id=f"r{number}", ids=((0, 0),), kill=True) for number in range(50)]
+    facts = [fact for one in asked for fact in engine.handle(9, one, NOW).facts]
+    assert [type(fact) for fact in facts] == [f.StopAsked] * removal.ASKERS_MAX
+    assert len(engine.state.jobs[0].stop.request_ids) == removal.ASKERS_MAX
 
 
 def test_a_worker_is_heard_while_a_long_submission_is_under_way(engine):

@@ -57,6 +57,9 @@ STORIES = [
     (cleaned(1), "operator: 1 finished job dropped from the record"),
     (cleaned(1, 2), "operator: 2 finished jobs dropped from the record"),
     (node_changed(2, name="ralab02", offline=True), "worker: worker 2 is ralab02, taken out by hand"),
+    (node_changed(2, name="ralab02", offline=True, by="ada"), "ada: worker 2 is ralab02, taken out by hand"),
+    (node_changed(2, name="ralab02", by="ada"), "ada: worker 2 is ralab02, taken in again"),
+    (node_changed(2, name="ralab02"), "worker: worker 2 is ralab02"),
     (
         f.NumbersRaised(next_job=9, next_offer=9, wall=WALL),
         "server: numbering goes on at job 9: a worker knows more than this record",
