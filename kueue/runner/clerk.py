@@ -82,8 +82,7 @@ class Clerk:
                 for offer in order["offers"]:
                     self._forget(offer)
             case "Inherit":
-                inherit(self._keeper)
-                self._describe()
+                self._inherit()
             case "Ping":
                 self._keeper.desk.tell("Pong", number=order.get("number", 0))
             case "Detach":
@@ -101,11 +100,7 @@ class Clerk:
         line_up = self._keeper.policy.lines.get(offer if terms.line is None else terms.line, ()) if is_new else ()
         known = [self._keeper.cares[one] for one in (offer, *line_up) if one in self._keeper.cares]
         if any(care.queue_id != order["queue_id"] for care in known):
-            self._keeper.desk.tell(
-                "Refused",
-                offer=offer,
-                reason="an attempt of another queue has the same number, or that of its line, and is not over",
-            )
+            self._refuse(offer, "an attempt of another queue has the same number, or that of its line, and is not over")
             return
         actions = self._keeper.policy.start(offer, terms, now)
         if is_new and offer in self._keeper.policy.attempts:
@@ -141,11 +136,24 @@ class Clerk:
                     actions = self._keeper.policy.start_refused(offer, "its worker is gone", now)
         self._keeper.do(actions, answers=True)
 
+    def _inherit(self) -> None:
+        try:
+            inherit(self._keeper)
+        except OSError as error:  # no answer then: the worker asks again
+            self._keeper.log(f"what another runner has left cannot be read: {error}")
+        else:
+            self._describe()
+
+    def _refuse(self, offer: int, reason: str) -> None:
+        """`leaving`: another runner may take it, this one takes nothing any more."""
+        is_leaving = {"leaving": True} if self._keeper.policy.is_leaving else {}
+        self._keeper.desk.tell("Refused", offer=offer, reason=reason, **is_leaving)
+
     def _forget(self, offer: int) -> None:
         if offer not in self._keeper.ends.unwritten and self._keeper.policy.forget(offer):
             self._keeper.cares.pop(offer, None)
             self._keeper.mirror.changed.add(offer)
-            self._keeper.spool.forget(offer)
+            self._keeper.ends.drop_records(offer)
 
     def say(self, tell: Tell, answers: bool) -> None:
         """Say what the policy would have the worker know. `answers`: it asked, so also what it was told before."""
@@ -154,7 +162,7 @@ class Clerk:
         match tell.word:
             case "refused":
                 self._keeper.ends.vanish(offer)
-                self._keeper.desk.tell("Refused", offer=offer, reason=tell.note)
+                self._refuse(offer, tell.note)
             case "withdrawn":
                 self._keeper.ends.vanish(offer)
                 self._keeper.desk.tell("Withdrawn", offer=offer)

@@ -77,7 +77,9 @@ class Course:
             self._keeper.scanner.know_main(care.tag, record["pid"], care.start, record["at"])
         now = boottime()
         # Whoever took over believes that it was executed, without having seen it.
-        failure = self._keeper.spool.read(care.offer, NOT_STARTED) if record["code"] == NOT_EXECUTED else None
+        failure = record.get("not_started")
+        if failure is None and record["code"] == NOT_EXECUTED:
+            failure = self._keeper.spool.read(care.offer, NOT_STARTED)
         if failure is not None:
             self._keeper.do(self._keeper.policy.not_started(care.offer, failure["cause"], failure["reason"], now))
             return

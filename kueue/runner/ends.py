@@ -19,6 +19,8 @@ class Ends:
     def __init__(self, keeper: Keeper) -> None:
         self.unwritten: dict[int, Record] = {}
         """Offer → the record of an end that did not fit on the disk yet: nobody is told of it."""
+        self.undropped: set[int] = set()
+        """Attempts that are forgotten and whose records the disk does not let go yet."""
         self._keeper = keeper
         self._dropped: set[int] = set()
         """Tags of trees that are over and whose cgroups are still there."""
@@ -47,11 +49,25 @@ class Ends:
         care = self._keeper.cares.pop(offer, None)
         if care is not None:
             self.drop_tree(care)
-            self._keeper.spool.forget(offer)
+            self.drop_records(offer)
 
-    def taken_back(self, tag: int) -> None:
-        """Its cgroup is in use again."""
-        self._dropped.discard(tag)
+    def drop_records(self, offer: int) -> None:
+        """Where the disk does not let them go it is tried once more later: nobody waits for that."""
+        try:
+            self._keeper.spool.forget(offer)
+        except OSError as error:
+            if offer not in self.undropped:
+                self._keeper.log(f"the records of attempt {offer} cannot be dropped: {error}")
+            self.undropped.add(offer)
+            self._keeper.once_more(offer)
+        else:
+            self.undropped.discard(offer)
+
+    def taken_back(self, care: Care) -> None:
+        """Its records and its cgroup are in use again."""
+        self.undropped.discard(care.offer)
+        if care.cgroup:
+            self._dropped.discard(care.tag)
 
     def drop_cgroups(self) -> None:
         """Remove those of trees that are over, as far as nothing lives in them."""

@@ -51,7 +51,7 @@ from kueue.runner.wire import PROTOCOL, Lines, line_of
 
 QUIET_SECONDS = 0.05  # without anything to do; then there is time to tidy up
 MANY_VACANT = 2000
-RETRY_SECONDS = 1.0  # a record that did not fit on a full disk, a process somebody else has to reap
+RETRY_SECONDS = 1.0  # what a full or broken disk did not take, a process somebody else has to reap
 
 
 @dataclass
@@ -82,14 +82,13 @@ class Keeper:
         self.cares: dict[int, Care] = {}
         self.looks: set[int] = set()
         self.again: set[int] = set()
-        """Attempts to look after when `again_at` comes: a record to write, a process to be reaped by somebody else.
-        `OURSELVES`: what the directory says of us.
+        """Attempts to look after when `again_at` comes: records to write or to drop, a process to be reaped by somebody
+        else. `OURSELVES`: what the directory says of us, and its socket.
         """
         self.again_at: float | None = None
         self.idle_since: float | None = None
         self.is_quiet = False
         """The last turn had nothing to do."""
-        self.leaving = False
         self.server_watch = ServerWatch()
         self.selector = selectors.DefaultSelector()
         self.clerk = Clerk(self)
@@ -112,7 +111,7 @@ class Keeper:
         signal.signal(signal.SIGTERM, self._asked_to_leave)
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
         self.selector.register(self.wake_read, selectors.EVENT_READ)
-        self.desk.open(self.rundir)
+        self._open_desk()
         self.spawners.make()
         inherit(self)
         os.write(self.wake_write, b"!")  # children that ended before we took over have sent their signal already
@@ -121,6 +120,18 @@ class Keeper:
         while not self._is_done():
             self._turn()
         self._leave()
+
+    def _open_desk(self) -> None:
+        """On a disk that takes nothing, whoever took over keeps what it has; workers can attach when it is mended."""
+        if self.desk.listener is not None:
+            return
+        try:
+            self.desk.open(self.rundir)
+        except OSError as error:
+            if not self.cares:
+                raise
+            self.log(f"workers cannot attach: {error}")
+            self.once_more(OURSELVES)
 
     def _turn(self) -> None:
         now = boottime()
@@ -159,11 +170,10 @@ class Keeper:
 
     def _asked_to_leave(self, *_: object) -> None:
         """A machine that shuts down ends the jobs too; a guard never leaves one that lives."""
-        self.leaving = True
         self.policy.shut_down(boottime())
 
     def _is_done(self) -> bool:
-        if self.leaving and not any(attempt.lives for attempt in self.policy.open.values()):
+        if self.policy.is_leaving and not any(attempt.lives for attempt in self.policy.open.values()):
             return True
         now = boottime()
         if self.cares or not self.desk.is_empty or self.reviver.command:
@@ -193,8 +203,8 @@ class Keeper:
     def take_in(self, care: Care) -> None:
         """From now on this attempt is ours to look after."""
         self.cares[care.offer] = care
+        self.ends.taken_back(care)
         if care.cgroup:
-            self.ends.taken_back(care.tag)
             self.scanner.cgroups[care.tag] = care.cgroup
 
     def do(self, actions: Iterable[Action], *, answers: bool = False) -> None:
@@ -253,7 +263,10 @@ class Keeper:
             again, self.again, self.again_at = self.again, set(), None
             for offer in again:
                 if offer == OURSELVES:
+                    self._open_desk()
                     self._write_info()
+                elif offer in self.ends.undropped:
+                    self.ends.drop_records(offer)
                 elif offer in self.ends.unwritten:
                     self.ends.write(self.cares[offer])
                 elif offer in self.cares:

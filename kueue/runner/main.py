@@ -1,7 +1,6 @@
-"""The runner's command line: ``run`` keeps attempts, ``guard`` pauses what a mute runner should have paused.
+"""The runner's command line.
 
-runner.pyz run   --state DIR --runner ID --identity TEXT --version TEXT [--linger SECONDS] [--delegated yes]
-runner.pyz guard --state DIR
+runner.pyz run --state DIR --runner ID --identity TEXT --version TEXT [--linger SECONDS] [--delegated yes]
 
 --delegated yes: the cgroup it is started in is the runner's own, to be divided among attempts.
 """
@@ -14,27 +13,19 @@ import gc
 import os
 import signal
 import sys
-import time
 from dataclasses import replace
 
 from kueue.runner import cgroup
 from kueue.runner.keeper import Keeper, Settings
 from kueue.runner.kernel import lock_file
 from kueue.runner.log import Log
-from kueue.runner.mains import read_mains
-from kueue.runner.rundir import Rundir, others
-from kueue.runner.spool import EXIT, Spool
-from kueue.runner.tree import Scanner
+from kueue.runner.rundir import Rundir
 
 EXIT_LOCKED = 3
-FAILED = 4
-GUARD_SECONDS = 2.0  # what does not stop within this is stuck in the kernel, and cannot run a program either
 
 
 def main() -> int:
-    verb, options = sys.argv[1], dict(zip(sys.argv[2::2], sys.argv[3::2], strict=True))
-    if verb == "guard":
-        return guard(options["--state"])
+    options = dict(zip(sys.argv[2::2], sys.argv[3::2], strict=True))
     settings = Settings(
         rundir=Rundir(options["--state"], options["--runner"]),
         identity=options["--identity"],
@@ -92,36 +83,3 @@ def _detach(place: Rundir, keep: int) -> None:
 def _say_ready(pipe: int) -> None:
     os.write(pipe, b"!")
     os.close(pipe)
-
-
-def guard(state: str) -> int:
-    """Stop (SIGSTOP) every process of the attempts that may be given away, whatever their runners do.
-
-    For a worker whose runner has not confirmed the pause. Prints the offers in which something still runs; the exit
-    code is 0 if there are none. A runner that comes back continues what it paused when there is a lease again.
-    """
-    spool = Spool(f"{state}/spool")
-    scanner = Scanner()
-    made = {}
-    for place in others(state, ""):
-        scanner.spared |= place.spared()
-        made[place.runner] = read_mains(place.path)
-    tags = {}
-    for offer, record in spool.starts():
-        if record.get("on_lost", "rerun") == "rerun" and spool.read(offer, EXIT) is None:
-            tag = record["tag"]
-            tags[tag] = offer
-            if record.get("cgroup"):
-                scanner.cgroups[tag] = record["cgroup"]
-            pid, start = made.get(record.get("runner", ""), {}).get(offer) or record.get("main") or (0, 0)
-            if start:
-                scanner.know_main(tag, pid, start)
-    patience = time.monotonic() + GUARD_SECONDS
-    while True:
-        running = [tag for tag in tags if scanner.signal_tree(tag, signal.SIGSTOP).running]
-        if not running:
-            return 0
-        if time.monotonic() > patience:
-            sys.stdout.write("".join(f"{tags[tag]}\n" for tag in running))
-            return FAILED
-        time.sleep(0.01)

@@ -15,7 +15,7 @@ import os
 from kueue.runner import whole_file
 
 PREFIX = "mains-"
-FILE_BYTES = 256 * 1024  # some ten thousand starts; then those that have ended are dropped
+FILE_BYTES = 256 * 1024  # after so much, some ten thousand starts, those that have ended are dropped
 
 
 class Mains:
@@ -25,6 +25,7 @@ class Mains:
         self._path = f"{folder}/{PREFIX}{os.getpid()}"
         self._handle = -1
         self._bytes = 0
+        self._most = FILE_BYTES
         self._is_torn = False
         """The last line may not have been written to its end."""
         self._living: dict[int, bytes] = {}
@@ -34,8 +35,9 @@ class Mains:
 
     def add(self, offer: int, pid: int, start: int) -> None:
         line = self._living[offer] = b"%d %d %d\n" % (offer, pid, start)
-        if self._bytes > FILE_BYTES:
+        if self._bytes > self._most:
             self._write_again()
+            self._most = self._bytes + FILE_BYTES  # also if there was no room: not at each start of many
         self._append(line)
 
     def ended(self, offer: int) -> None:

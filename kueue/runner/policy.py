@@ -176,6 +176,16 @@ class Attempt:
         return "starting" if self.phase == "starting" else "running"
 
     @property
+    def is_shot(self) -> bool:
+        """A signal ended it. Shells and many programs pass one on as this code; any other is the job's own word."""
+        return self.exit_signal is not None or self.exit_code == 128 + SIGTERM
+
+    @property
+    def may_leave(self) -> bool:
+        """Its background processes, if any, are nobody's to stop."""
+        return self.terms.keep_background and self.stop is None
+
+    @property
     def line(self) -> int:
         """The first offer of its line."""
         return self.offer if self.terms.line is None else self.terms.line
@@ -199,8 +209,9 @@ class Policy:
     lines: dict[int, set[int]] = field(default_factory=dict)
     """Line → its open attempts, never none."""
     withdrawn: dict[int, None] = field(default_factory=dict)
+    shut_down_from: float = float("inf")
     shut_down_until: float = float("-inf")
-    """Until then machine or session are being shut down; see `shut_down`."""
+    """Between these machine or session are being shut down; see `shut_down`."""
     is_leaving: bool = False
     """We were told to end, and do when nothing lives any more."""
 
@@ -228,6 +239,8 @@ class Policy:
             return [Tell(offer, "withdrawn")]
         if now >= self.deadline:
             return [Tell(offer, "refused", "the worker has no lease")]
+        if self.is_leaving:
+            return [Tell(offer, "refused", "the runner is ending")]
         attempt = Attempt(offer, terms, ordered_at=now)
         self._enter(attempt)
         return self._begin(attempt, now) if self._is_its_turn(attempt) else [Tell(offer, "queued")]
@@ -305,16 +318,18 @@ class Policy:
         attempt.exit_signal = signal
         if attempt.stop == "canceled" and not attempt.stopped_main:
             attempt.stop = "leftovers"
-        if attempt.terms.keep_background and attempt.stop is None:
-            return self._finish(attempt, now)
-        if signal == SIGTERM and attempt.stop is None and now >= self.shut_down_until:
+        if attempt.is_shot and attempt.stop is None and now >= self.shut_down_until:
             attempt.look_at = now + SHUTDOWN_NOTICE_SECONDS
             return []
+        if attempt.may_leave:
+            return self._finish(attempt, now)
         attempt.look_at = None
         return [Look(offer)]
 
     def shut_down(self, now: float) -> None:
         """We were told to end, and with us all processes: a job that a signal ends now has not failed, it is gone."""
+        if now >= self.shut_down_until:
+            self.shut_down_from = now - SHUTDOWN_NOTICE_SECONDS
         self.shut_down_until = now + SHUTDOWN_SECONDS
         self.is_leaving = True
 
@@ -334,7 +349,7 @@ class Policy:
         if attempt is None or not attempt.lives:
             return []
         actions: list[Action] = [Tell(offer, attempt.state, note)] if note else []
-        if attempt.main_ended and living == 0:
+        if attempt.main_ended and (living == 0 or attempt.may_leave):
             return actions + self._finish(attempt, now)
         if attempt.main_ended and attempt.stop is None:
             if attempt.leftovers_since is None:
@@ -420,7 +435,7 @@ class Policy:
         else:
             attempt.exit_code, attempt.exit_signal = exit_status
             if terms.keep_background:
-                return self._finish(attempt, now)
+                return [Continue(offer), *self._finish(attempt, now)]  # its runner may have paused them
             attempt.stop = "leftovers"
         attempt.killing = True
         return [Kill(offer)]
@@ -510,6 +525,8 @@ class Policy:
     def _lapse(self, attempt: Attempt, now: float) -> list[Action]:
         if not attempt.lives:
             return []
+        if attempt.main_ended and attempt.may_leave:
+            return []  # over but for the notice of a shutdown
         if attempt.stop or attempt.main_ended:
             if attempt.killing:
                 return []
@@ -527,7 +544,8 @@ class Policy:
         attempt.paused = False
         attempt.pause_proven = False
         attempt.paused_seconds += now - attempt.paused_since
-        attempt.look_at = None
+        if not attempt.main_ended:
+            attempt.look_at = None
         return [Continue(attempt.offer), Tell(attempt.offer, attempt.state, "continues")]
 
     def _time_is_up(self, attempt: Attempt) -> float | None:
@@ -576,14 +594,18 @@ class Policy:
         return [PauseDone(self.deadline)]
 
     def _finish(self, attempt: Attempt, now: float) -> list[Action]:
+        actions: list[Action] = []
         if attempt.paused:
+            attempt.paused = False
             attempt.paused_seconds += now - attempt.paused_since
+            if attempt.may_leave:  # nobody looks after them from now on
+                actions.append(Continue(attempt.offer))
         end = self._end(attempt)
         attempt.phase = "over"
         self._leave(attempt)
         attempt.gone = end.kind == "gone"
         attempt.look_at = attempt.kill_at = None
-        return [end, *self._start_queued((attempt.line,), now), *self._pause_done()]
+        return [*actions, end, *self._start_queued((attempt.line,), now), *self._pause_done()]
 
     def _end(self, attempt: Attempt) -> Finish:
         offer, leftovers, paused = attempt.offer, attempt.leftovers, attempt.paused_seconds
@@ -597,9 +619,7 @@ class Policy:
         if ours:
             after = attempt.terms.timeout_seconds or 0.0
             return Finish(offer, "timed_out", after_seconds=after, leftovers=leftovers, paused_seconds=paused)
-        # Shells and many programs pass a signal on as this code; any other is the job's own word.
-        is_shot = attempt.exit_signal is not None or attempt.exit_code == 128 + SIGTERM
-        if is_shot and attempt.ended_at < self.shut_down_until:
+        if attempt.is_shot and self.shut_down_from <= attempt.ended_at < self.shut_down_until:
             return Finish(offer, "gone", reason="it was ended with its machine or session", paused_seconds=paused)
         if attempt.exit_code is not None:
             return Finish(offer, "exited", attempt.exit_code, leftovers=leftovers, paused_seconds=paused)

@@ -7,7 +7,7 @@ S/runners/<id>/mains-<pid>  which process is whose, see `mains`
 S/runners/<id>/log
 S/spool/<offer>/          the attempts of all runners of this worker
 """
-# ruff: noqa: PTH101, PTH105, PTH106, PTH108, PTH123, PTH208 (pathlib would cost the runner memory)
+# ruff: noqa: PTH101, PTH105, PTH106, PTH108, PTH208 (pathlib would cost the runner memory)
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Rundir:
         return listener
 
     def write_info(self, version: str, protocol: int, keeper: int, spawners: list[int]) -> bool:
-        """For the worker, for people, and for the guards, who must not take a spawner for a job.
+        """For the worker, whose guard must not take a spawner for a job, and for people.
 
         False: the disk is full, and the older one is still there.
         """
@@ -80,20 +80,6 @@ class Rundir:
         except OSError:
             return False
         return True
-
-    def spared(self) -> set[int]:
-        """The spawners of this runner that live, by the last information written."""
-        try:
-            with open(f"{self.path}/info.json", "rb") as file:
-                info = json.load(file)
-        except (OSError, ValueError):
-            return set()
-        pids = set()
-        for pid, start in [info["keeper"], *info["spawners"]]:
-            now = status(pid)
-            if now is not None and now.start == start:
-                pids.add(pid)
-        return pids
 
     def is_dead(self) -> bool:
         return not is_locked(self.lock)

@@ -31,6 +31,8 @@ from kueue.runner.spool import Spool
 from kueue.runner.tree import INFINITY, RLIMIT_LOCKS, status
 from kueue.runner.wire import Lines, line_of
 
+PIPE_BYTES = 65536  # all that a pipe holds, see pipe(7)
+
 Message = dict[str, Any]
 
 
@@ -51,6 +53,8 @@ class Spawner:
         """Offer → how its main process ended, with what it used, until the keeper shows that it knows."""
         self.mirror: dict[str, Any] = {}
         """What the keeper would have us know: `succession.take_over` reads it."""
+        self._failures: dict[int, Message] = {}
+        """Offer → why its program could not be executed, until its child is reaped."""
         self._pipes: dict[int, tuple[int, Key, float]] = {}
         """Pipe of a child that has not executed its program yet → offer, what it starts, and since when."""
         self._start: Message | None = None
@@ -203,14 +207,14 @@ class Spawner:
             self.spool.write_not_started(offer, record)
             # The spawner may have died, and then the exit code says more than this signal.
             signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-            os.write(pipe, b"!")
+            os.write(pipe, line_of(record))
         finally:
             os._exit(program.NOT_EXECUTED)
 
     def _read_pipe(self, pipe: int) -> None:
-        """The pipe of a child was closed: by exec, or after a byte that says that there was none."""
+        """The pipe of a child was closed: by exec, or after a line that says why there was none."""
         try:
-            data = os.read(pipe, 1)
+            data = os.read(pipe, PIPE_BYTES)
         except BlockingIOError:
             return
         offer, key, since = self._pipes.pop(pipe)
@@ -221,6 +225,9 @@ class Spawner:
             now = boottime()
             self._launcher.executed(key, now, now - since)
             self._say("executed", offer)
+            return
+        with contextlib.suppress(ValueError):  # it did not fit into the pipe: the spool has it, too
+            self._failures[offer] = json.loads(data)
 
     def _reap(self) -> None:
         for ended in reap(self.mains, self.spool):
@@ -230,5 +237,7 @@ class Spawner:
             self.made.ended(ended.offer)
             for pipe in [pipe for pipe, (offer, *_) in self._pipes.items() if offer == ended.offer]:
                 self._read_pipe(pipe)
-            self.ends[ended.offer] = ended.record
-            self._say("exited", ended.offer, **ended.record)
+            failure = self._failures.pop(ended.offer, None)
+            record = ended.record if failure is None else {**ended.record, "not_started": failure}
+            self.ends[ended.offer] = record
+            self._say("exited", ended.offer, **record)

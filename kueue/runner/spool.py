@@ -45,7 +45,9 @@ class Spool:
         return f"{self.root}/{offer}"
 
     def begin(self, offer: int, record: Record) -> None:
-        """Raises `NumberInUse`. Output that an attempt of another queue left under this number is moved aside."""
+        """Raises `NumberInUse`, and `OSError` with nothing left behind. Output that an attempt of another queue left
+        under this number is moved aside.
+        """
         folder = self.folder(offer)
         try:
             os.mkdir(folder, 0o700)
@@ -60,7 +62,12 @@ class Spool:
         except FileNotFoundError:
             # As in `write_exit`, of the whole spool.
             os.makedirs(folder, 0o700)
-        self._write(f"{folder}/{START}", record)
+        try:
+            self._write(f"{folder}/{START}", record)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.forget(offer)
+            raise
 
     def claim(self, offer: int, record: Record, runner: str) -> None:
         """The attempt is now looked after by this runner."""
@@ -81,7 +88,7 @@ class Spool:
             whole_file.write(path, _encoded(record))
 
     def write_not_started(self, offer: int, record: Record) -> None:
-        with contextlib.suppress(OSError):  # as with `write_main`
+        with contextlib.suppress(OSError):  # full disk: the same goes to the spawner through a pipe
             self._write(f"{self.folder(offer)}/{NOT_STARTED}", record)
 
     def read(self, offer: int, name: str) -> Record | None:
@@ -94,14 +101,17 @@ class Spool:
         return record if isinstance(record, dict) else None
 
     def forget(self, offer: int) -> None:
-        """Drop the records; an output directory that is empty without them goes too, when there is time to `tidy`."""
+        """Drop the records; an output directory that is empty without them goes too, when there is time to `tidy`.
+
+        Raises `OSError` if a record cannot be dropped: the start is there then, and with it the attempt is known.
+        """
         folder = self.folder(offer)
         for name in RECORDS:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{folder}/{name}")
         is_vacant = True
         for name in ("stdout", "stderr"):
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # what cannot be removed keeps its directory
                 if os.stat(f"{folder}/{name}").st_size == 0:
                     os.unlink(f"{folder}/{name}")
                 else:

@@ -113,7 +113,7 @@ def inherit(keeper: Keeper) -> None:
     dead = {place.runner: place for place in others(keeper.rundir.state, own)}
     alive = {name for name, place in dead.items() if not place.is_dead()}
     for offer, record in keeper.spool.starts():
-        if record.get("runner") in alive or offer in keeper.cares:
+        if record.get("runner") in alive or offer in keeper.cares or offer in keeper.ends.undropped:
             continue
         keeper.log(f"attempt {offer} was left behind by runner {record.get('runner')}")
         name = str(record.get("runner"))

@@ -1,6 +1,7 @@
 """The note of which process is whose: also after the disk was full it means what it says."""
 
 import errno
+import itertools
 import os
 
 import pytest
@@ -29,8 +30,24 @@ def test_a_file_that_could_not_be_replaced_goes_on_being_written(noted, tmp_path
     assert len(os.listdir("/proc/self/fd")) == descriptors
     for offer in range(49):
         noted.ended(offer)
-    noted.add(50, 1050, 7)
-    assert read_mains(str(tmp_path)) == {offer: (1000 + offer, 7) for offer in (49, 50)}
+    for offer in range(50, 100):
+        noted.add(offer, 1000 + offer, 7)
+    assert read_mains(str(tmp_path)) == {offer: (1000 + offer, 7) for offer in range(49, 100)}
+
+
+def test_on_a_full_disk_it_is_not_written_anew_at_each_start(noted, tmp_path, monkeypatch):
+    tries = []
+
+    def full(*_):
+        tries.append(noted._bytes)
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(mains.os, "rename", full)
+        for offer in range(100):
+            noted.add(offer, 1000 + offer, 7)
+    assert len(tries) > 3
+    assert all(after > before + 100 for before, after in itertools.pairwise(tries))
 
 
 def test_a_new_file_that_has_no_room_for_all_does_not_replace_the_old_one(noted, tmp_path, monkeypatch):

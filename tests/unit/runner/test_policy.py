@@ -92,21 +92,83 @@ def test_an_end_before_our_first_signal_is_the_jobs_own():
     assert policy.seen(1, 0, 0, 2.0) == [Finish(1, "exited", 5)]
 
 
-@pytest.mark.parametrize("told_first", [True, False])
-def test_who_ends_with_the_machine_or_session_is_gone_and_has_not_failed(told_first):
-    policy = leased()
-    running(policy)
-    if told_first:
-        policy.shut_down(2.0)
-        assert kinds(policy.exited(1, None, 15, 2.0)) == [Look]
-    else:
-        # The signal reaches job and keeper in any order.
-        assert policy.exited(1, None, 15, 2.0) == []
-        policy.shut_down(2.1)
-        assert kinds(policy.tick(2.2)) == [Look]
-    (end,) = policy.seen(1, 0, 0, 2.3)
+@pytest.mark.parametrize("keep_background", [False, True])
+@pytest.mark.parametrize(("code", "signal"), [(None, 15), (143, None), (None, 1)])
+def test_who_ends_with_the_machine_or_session_is_gone_and_has_not_failed(code, signal, keep_background):
+    policy = running(leased(), keep_background=keep_background)
+    policy.shut_down(2.0)
+    actions = policy.exited(1, code, signal, 2.0)
+    (end,) = actions if keep_background else policy.seen(1, 0, 0, 2.3)
     assert end.kind == "gone"
     assert policy.attempts[1].state == "gone"
+
+
+@pytest.mark.parametrize("keep_background", [False, True])
+@pytest.mark.parametrize(("code", "signal"), [(None, 15), (143, None), (None, 1)])
+def test_the_signal_of_a_shutdown_may_reach_the_job_before_its_keeper(code, signal, keep_background):
+    policy = running(leased(), keep_background=keep_background)
+    assert policy.exited(1, code, signal, 2.0) == []
+    policy.shut_down(2.1)
+    assert policy.next_wake(2.1) == pytest.approx(2.2)
+    assert policy.tick(2.2) == [Look(1)]
+    (end,) = policy.seen(1, int(keep_background), int(keep_background), 2.2)
+    assert end.kind == "gone"
+
+
+def test_who_crashed_before_the_shutdown_has_failed_though_something_of_it_was_left_until_then():
+    policy = running(leased())
+    policy.exited(1, None, 11, 1.0)
+    policy.tick(1.2)
+    policy.seen(1, 1, 1, 1.2)
+    policy.shut_down(5.0)
+    assert policy.seen(1, 0, 0, 6.0) == [Finish(1, "signaled", 11)]
+
+
+def test_who_was_shot_in_a_shutdown_is_gone_also_if_a_second_one_is_told_before_all_of_it_is():
+    policy = running(leased())
+    policy.shut_down(2.0)
+    policy.exited(1, None, 15, 2.1)
+    policy.seen(1, 1, 1, 2.1)
+    policy.shut_down(10.0)
+    assert policy.seen(1, 0, 0, 10.1)[0].kind == "gone"
+
+
+def test_a_runner_that_is_to_end_starts_nothing_new():
+    policy = running(leased())
+    policy.shut_down(2.0)
+    assert policy.start(2, Terms(), 500.0) == [Tell(2, "refused", "the worker has no lease")]
+    policy.set_lease(1000.0, 500.0)
+    assert policy.start(2, Terms(), 500.0) == [Tell(2, "refused", "the runner is ending")]
+    assert policy.start(1, Terms(), 500.0) == [Tell(1, "running")]
+
+
+def test_what_may_stay_in_the_background_goes_on_when_its_paused_job_was_shot():
+    policy = running(leased(10.0), keep_background=True)
+    assert Pause(1) in policy.tick(10.0)
+    policy.seen(1, 2, 0, 10.0)
+    policy.exited(1, None, 9, 11.0)
+    assert policy.tick(11.2) == [Pause(1)]
+    continued, end = policy.seen(1, 1, 0, 11.2)
+    assert continued == Continue(1)
+    assert (end.kind, end.number, end.paused_seconds) == ("signaled", 9, pytest.approx(1.2))
+
+
+def test_the_end_of_who_was_shot_is_seen_also_if_a_lease_comes_before_it():
+    policy = running(leased(10.0))
+    policy.tick(10.0)
+    policy.seen(1, 2, 0, 10.0)
+    assert policy.exited(1, None, 9, 11.0) == []
+    assert Continue(1) in policy.set_lease(100.0, 11.1)
+    assert policy.tick(11.2) == [Look(1)]
+    assert policy.seen(1, 0, 0, 11.2)[0].kind == "signaled"
+
+
+def test_what_may_stay_is_not_killed_by_the_end_of_a_lease_in_the_moment_after_its_job_was_shot():
+    policy = running(leased(2.1), keep_background=True)
+    policy.exited(1, None, 15, 2.0)
+    assert policy.tick(2.1) == [PauseDone(2.1)]
+    assert policy.tick(2.2) == [Look(1)]
+    assert policy.seen(1, 1, 1, 2.2) == [Finish(1, "signaled", 15)]
 
 
 @pytest.mark.parametrize(
@@ -277,6 +339,11 @@ def test_an_end_that_a_dead_runner_wrote_down_counts():
     assert policy.seen(1, 0, 0, 1.0) == [Finish(1, "exited", 4)]
 
 
+def test_what_a_dead_runner_left_paused_and_may_stay_goes_on():
+    policy = Policy()
+    assert policy.inherit(1, Terms(keep_background=True), (4, None), 1.0) == [Continue(1), Finish(1, "exited", 4)]
+
+
 def test_a_main_process_that_vanished_is_gone_and_a_cancel_stays_a_cancel():
     policy = running(leased())
     policy.exited(1, None, None, 2.0)
@@ -301,6 +368,7 @@ STEPS = st.lists(
                 "refused",
                 "failed",
                 "exit",
+                "shot",
                 "look",
                 "stop",
                 "kill",
@@ -308,7 +376,7 @@ STEPS = st.lists(
                 "wait",
             ]
         ),
-        st.integers(1, 3),
+        st.integers(1, 4),
         st.floats(0.01, 20.0),
     ),
     max_size=60,
@@ -338,7 +406,8 @@ class World:
                     self.tree(offer)["stopped"] = True
                     self.look(offer)
                 case Continue(offer):
-                    assert self.now < self.policy.deadline
+                    may_stay = self.policy.attempts[offer].terms.keep_background and not self.tree(offer)["main"]
+                    assert may_stay or self.now < self.policy.deadline
                     self.tree(offer)["stopped"] = False
                 case Terminate(offer):
                     assert not self.tree(offer)["stopped"]
@@ -381,9 +450,9 @@ class World:
                 self.do(policy.set_lease(now + seconds / 10, now))
             case "start" if offer not in self.started:
                 terms = Terms(
-                    on_lost=("rerun", "wait", "fail")[offer - 1],
+                    on_lost=("rerun", "wait", "fail", "rerun")[offer - 1],
                     timeout_seconds=50 * seconds,
-                    keep_background=offer == 2,
+                    keep_background=offer in (2, 4),
                 )
                 self.do(policy.start(offer, terms, now))
             case "started" if is_starting and tree["main"]:
@@ -394,6 +463,9 @@ class World:
             case "exit" if tree["main"] and not is_starting and not tree["stopped"]:
                 tree["main"] = False
                 self.do(policy.exited(offer, 0, None, now))
+            case "shot" if tree["main"] and not is_starting:
+                tree["main"] = False
+                self.do(policy.exited(offer, None, 15, now))
             case "look" if not tree["main"] and not tree["stopped"]:
                 tree["rest"] = 0
             case "stop" | "kill":

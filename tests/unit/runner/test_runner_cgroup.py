@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import uuid
 from pathlib import Path
 
@@ -240,15 +239,6 @@ def test_jobs_are_more_likely_to_be_taken_by_the_kernel_than_their_runner(divide
     assert divided.run(1, "cat", "/proc/self/oom_score_adj")["outcome"]["code"] == 0
     guards = [int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in (bench.keeper(), bench.spawner())]
     assert int(bench.text(1)) > max(guards)
-
-
-def test_the_guard_takes_what_is_frozen_for_paused(divided, bench, ours):
-    divided.start(1, *shell("touch ready; while :; do :; done"))
-    wait_until((bench.work / "ready").exists)
-    divided.lease(0.1)
-    divided.expect("PauseDone")
-    command = [sys.executable, "-I", "-S", "-B", str(bench.archive), "guard", "--state", str(bench.state)]
-    assert subprocess.run(command, check=False, timeout=30).returncode == 0
 
 
 def test_what_shows_no_frozen_state_is_stopped_by_signals(divided, bench, tmp_path):

@@ -9,8 +9,6 @@ import sys
 import pytest
 from runner_bench import is_alive, wait_until
 
-from kueue.runner.tree import status
-
 WAIT = "while [ ! -e go ]; do sleep 0.02; done; exit 7"
 
 
@@ -303,12 +301,13 @@ def test_a_runner_with_nothing_to_keep_leaves_and_cleans_up(bench):
     assert list((bench.state / "spool").iterdir()) == []
 
 
-def test_a_runner_asked_to_end_stays_while_a_job_lives(desk, bench):
+def test_a_runner_asked_to_end_stays_while_a_job_lives_and_takes_no_other(desk, bench):
     desk.start(1, "sh", "-c", WAIT)
     desk.expect("Started", 1)
     keeper = bench.keeper()
     os.kill(keeper, signal.SIGTERM)
-    desk.drain()
+    desk.start(2, "true")
+    assert desk.expect("Refused", 2)["leaving"]
     assert is_alive(keeper)
     (bench.work / "go").touch()
     wait_until(lambda: not is_alive(keeper))
@@ -327,24 +326,6 @@ def test_a_spawner_that_does_not_answer_is_replaced_and_its_jobs_go_on(desk, ben
     assert desk.end(2)["outcome"]["code"] == 0
     (bench.work / "go").touch()
     assert desk.end(1)["outcome"] == {"type": "exited", "code": 7}
-
-
-def test_the_guard_pauses_what_a_mute_keeper_should_have_paused(desk, bench):
-    desk.start(1, "sleep", "7040")
-    desk.start(2, "sleep", "7041", on_lost="wait")
-    for offer in (1, 2):
-        desk.expect("Started", offer)
-    keeper = bench.keeper()
-    os.kill(keeper, signal.SIGSTOP)
-    command = [sys.executable, "-I", "-S", "-B", str(bench.archive), "guard", "--state", str(bench.state)]
-    done = subprocess.run(command, capture_output=True, timeout=30, check=False)
-    assert done.returncode == 0, done
-    assert {status(pid).state for pid in bench.tree(1)} == {"T"}
-    assert not {status(pid).state for pid in bench.tree(2)} & {"T"}
-    os.kill(keeper, signal.SIGCONT)
-    for offer in (1, 2):
-        desk.send("StopOrder", offer=offer, kill=True)
-        desk.end(offer)
 
 
 def test_an_order_left_unread_by_a_dead_worker_starts_nothing(desk, bench):

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 
 from runner_bench import is_alive, wait_until
@@ -136,21 +135,4 @@ def test_what_a_dead_runner_left_without_a_mark_is_killed_by_the_next(desk, benc
     second = bench.start_runner("two")
     if [state["state"] for state in second.attached["attempts"]] != ["gone"]:
         second.expect("Gone", 1)
-    assert gone(pids)
-
-
-def test_the_pause_of_the_guard_reaches_a_job_without_its_mark(desk, bench):
-    pids = start_unmarked(desk, bench)
-    keeper, spawner = bench.keeper(), bench.spawner()
-    for pid in (keeper, spawner):
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        command = [sys.executable, "-I", "-S", "-B", str(bench.archive), "guard", "--state", str(bench.state)]
-        assert subprocess.run(command, timeout=30, check=False).returncode == 0
-        assert all(status(pid).is_stopped for pid in pids)
-    finally:
-        for pid in (keeper, spawner):
-            os.kill(pid, signal.SIGCONT)
-    desk.send("StopOrder", offer=1, kill=True)
-    desk.end(1)
     assert gone(pids)

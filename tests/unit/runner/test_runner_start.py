@@ -270,7 +270,7 @@ def test_a_queued_attempt_is_given_back_by_a_runner_that_was_told_to_end(desk, b
     desk.expect("Queued", 2)
     os.kill(bench.keeper(), signal.SIGTERM)
     desk.send("StopOrder", offer=1, kill=True)
-    desk.expect("Refused", 2)
+    assert desk.expect("Refused", 2)["leaving"]
     wait_until(lambda: not bench.folder(2).exists())
     assert not (bench.work / "made").exists()
 

@@ -283,17 +283,6 @@ async def test_a_new_worker_knows_the_attempts_of_a_runner_that_is_mute(lab):
         await wait_until(lambda: link.attempts()[0].state == "running")
 
 
-async def test_the_guard_stops_what_a_mute_runner_should_have_paused(lab):
-    async with lab.worker() as link:
-        await link.send(lab.order(1, "sleep", "7057"))
-        await hear(link, Started, 1)
-        (pids,) = runner_pids(lab.state).values()
-        os.kill(pids[0], signal.SIGSTOP)
-        assert await link.guard()
-        assert [status(pid).state for pid in lab.tree(1)] == ["T"]
-        os.kill(pids[0], signal.SIGCONT)
-
-
 async def test_a_runner_of_an_older_release_is_served_and_gets_nothing_new(lab, monkeypatch):
     from kueue.worker import runner_program
 

@@ -1,0 +1,92 @@
+"""A disk that is full or broken: nobody dies of it, nothing is left behind, and what is told stays true."""
+
+import errno
+import os
+import resource
+import signal
+
+import pytest
+from runner_bench import is_alive, wait_until
+
+from kueue.runner.spool import Spool
+
+WAIT = "while [ ! -e go ]; do sleep 0.02; done; exit 7"
+
+
+@pytest.fixture
+def full():
+    """Calls what it is given while no file of this process can grow."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def call(what, *arguments):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        try:
+            return what(*arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return call
+
+
+def test_a_start_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path, full):
+    spool = Spool(str(tmp_path))
+    for offer in (1, 2):
+        with pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
+            full(spool.begin, offer, {"offer": offer})
+    while spool.vacant:
+        spool.tidy()
+    assert os.listdir(tmp_path) == []
+    spool.begin(1, {"offer": 1})
+    assert list(spool.starts()) == [(1, {"offer": 1})]
+
+
+def test_records_that_cannot_be_dropped_are_no_reason_to_die_and_go_when_they_can(desk, bench):
+    desk.start(1, "sh", "-c", WAIT)
+    desk.expect("Started", 1)
+    desk.run(2, "true")
+    obstacle = bench.folder(2) / "main.json"
+    obstacle.unlink()
+    obstacle.mkdir()
+    keeper = bench.keeper()
+    for _ in range(2):  # whoever is not sure to have been heard says it again
+        desk.send("ForgetAttempts", offers=[2])
+        desk.send("Inherit")
+        assert [state["offer"] for state in desk.expect("Attached")["attempts"]] == [1]
+    wait_until((bench.folder(2) / "start.json").exists)
+    obstacle.rmdir()
+    wait_until(lambda: not bench.folder(2).exists())
+    (bench.work / "go").touch()
+    assert desk.end(1)["outcome"] == {"type": "exited", "code": 7}
+    assert is_alive(keeper)
+    assert (bench.state / "runners" / "one" / "log").read_text().count("attempt 2 cannot be dropped") == 1
+
+
+def test_whoever_takes_over_where_no_socket_can_be_made_keeps_the_jobs_until_one_can(desk, bench):
+    desk.start(1, "sh", "-c", WAIT)
+    desk.expect("Started", 1)
+    obstacle = bench.state / "runners" / "one" / "socket.new"
+    obstacle.mkdir()
+    keeper, successor = bench.keeper(), bench.spawner()
+    os.kill(keeper, signal.SIGKILL)
+    wait_until(lambda: bench.keeper() == successor)
+    (bench.work / "go").touch()
+    wait_until((bench.folder(1) / "exit.json").exists)
+    assert bench.is_locked()
+    obstacle.rmdir()
+    (state,) = bench.attach().attached["attempts"]
+    assert state["end"]["outcome"] == {"type": "exited", "code": 7}
+
+
+def test_why_a_program_could_not_be_started_is_told_also_if_it_cannot_be_written_down(desk, bench):
+    pipe = bench.work / "pipe"
+    os.mkfifo(pipe)
+    desk.start(1, "/no/such/program", stdout=str(pipe), stderr="null")
+    wait_until(lambda: bench.tree(1))  # it waits for a reader of the pipe
+    (bench.folder(1) / "not_started.json").mkdir()
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        outcome = desk.end(1)["outcome"]
+    finally:
+        os.close(reader)
+    assert (outcome["type"], outcome["cause"]) == ("not_started", "not_found")
+    assert "/no/such/program" in outcome["reason"]
