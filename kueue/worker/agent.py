@@ -28,6 +28,7 @@ from kueue.protocol.messages import (
     AttemptGone,
     AttemptQueued,
     AttemptStarted,
+    FetchedOutput,
     FetchOutput,
     ForgetOutput,
     FromWorker,
@@ -76,6 +77,8 @@ PLACE_SECONDS = 5.0
 """A directory that cannot be looked at for so long is on a file server that does not answer."""
 AFTER_DEFERRAL_SECONDS = 5.0
 """After a deferral the server waits for a newer load: the kernel's average moves every 5 s."""
+REFUSED_KEPT = 4096
+"""Numbers of a session's offers that are over before they began; far more than can be under way."""
 
 
 @dataclass(frozen=True)
@@ -125,9 +128,10 @@ class Agent:
         self._welcome: WorkerWelcome | None = None
         self._welcome_until = 0.0
         self._greeted_at = 0.0
-        self._backlog: list[FromWorker] = []
+        self._backlog: list[tuple[str, FromWorker]] = []
+        """What happened since the hello, each with the queue whose server is told; empty: whichever welcomes us."""
         self._candidates: dict[int, _Candidate] = {}
-        self._refused: set[int] = set()
+        self._refused: dict[int, None] = {}
         self._unknown_at_hello: set[int] = set()
         self._lease_of_session: float | None = None
         self._heartbeats = Heartbeats()
@@ -218,15 +222,21 @@ class Agent:
             case Acknowledge(offers=offers):
                 return self._acknowledged(offers)
             case ForgetOutput(offers=offers):
-                return [DropOutput(offers)]
+                return [DropOutput(tuple(offer for offer in offers if not self._is_of_another_queue(offer)))]
+            case FetchOutput(offer=offer, token=token, offset=offset) if self._is_of_another_queue(offer):
+                return self._say(FetchedOutput(token=token, offset=offset, error="the output is not kept any more"))
             case FetchOutput():
                 return [Fetch(message)]
 
-    def _say(self, message: FromWorker) -> list[Action]:
-        """Before the welcome only the hello is sent: what happens meanwhile is told after it."""
+    def _say(self, message: FromWorker, queue_id: str = "") -> list[Action]:
+        """Before the welcome only the hello is sent: what happens meanwhile is told after it.
+
+        `queue_id`: of the attempt of which it tells. The server of another queue may have one of the same number.
+        """
         if self._state == "greeted":
-            self._backlog.append(message)
-        return [Say(message)] if self._state == "open" else []
+            self._backlog.append((queue_id, message))
+        is_heard = self._welcome is not None and queue_id in {"", self._welcome.queue_id}
+        return [Say(message)] if self._state == "open" and is_heard else []
 
     def _say_all(self, messages: Iterable[FromWorker]) -> list[Action]:
         return [action for message in messages for action in self._say(message)]
@@ -246,13 +256,14 @@ class Agent:
         self._reports.begin(boottime)
         told = self._backlog
         self._backlog = []
-        ended = {message.offer for message in told if isinstance(message, AttemptEnded)}
+        ended = {message.offer for _, message in told if isinstance(message, AttemptEnded)}
         again = [
-            AttemptEnded(offer=attempt.offer, end=attempt.end)
+            (attempt.queue_id, AttemptEnded(offer=attempt.offer, end=attempt.end))
             for attempt in self.attempts.values()
             if attempt.end is not None and attempt.offer not in ended
         ]
-        return [*self._say_all(told), *self._say_all(again), *self.tick(boottime)]
+        said = [action for queue_id, message in (*told, *again) for action in self._say(message, queue_id)]
+        return [*said, *self.tick(boottime)]
 
     # --- the lease ---------------------------------------------------------------------------------------------------
 
@@ -282,12 +293,11 @@ class Agent:
             return self._say(OfferWithdrawn(offer=number))
         known = self.attempts.get(number)
         if known is not None:
-            if known.queue_id == self._welcome.queue_id:
+            if self._is_of_this_queue(known):
                 return self._how_it_stands(known)
-            reason = f"offer number {number} is in use by an attempt of another queue"
-            return self._say(OfferDeferred(offer=number, reason=reason, load=self.load))
+            return self._defer(number, f"offer number {number} is in use by an attempt of another queue", boottime)
         if self._is_stopping:
-            return self._say(OfferDeferred(offer=number, reason="the worker is stopping", load=self.load))
+            return self._defer(number, "the worker is stopping", boottime)
         self._candidates[number] = _Candidate(offer, boottime + PLACE_SECONDS)
         return [CheckPlace(number, offer.place)]
 
@@ -308,8 +318,20 @@ class Agent:
 
     def _reject(self, offer: int, reason: str) -> list[Action]:
         del self._candidates[offer]
-        self._refused.add(offer)
+        self._refuse(offer)
         return self._say(OfferRejected(offer=offer, reason=reason))
+
+    def _defer(self, offer: int, reason: str, boottime: float, queue_id: str = "") -> list[Action]:
+        """Not now. The job waits for a newer load, so a report of it has to follow. `queue_id`: as of `_say`."""
+        self._refuse(offer)
+        self._reports.want(boottime + AFTER_DEFERRAL_SECONDS)
+        return self._say(OfferDeferred(offer=offer, reason=reason, load=self.load), queue_id)
+
+    def _refuse(self, offer: int) -> None:
+        """It is never started in this session."""
+        self._refused[offer] = None
+        if len(self._refused) > REFUSED_KEPT:
+            del self._refused[next(iter(self._refused))]
 
     def _take(self, offer: Offer, boottime: float) -> list[Action]:
         """Room is there: into the hands of the runner. Else: not now.
@@ -325,9 +347,7 @@ class Agent:
         else:
             reason = why_not_behind((self._welcome.queue_id, line), self.attempts.values())
         if reason:
-            self._refused.add(offer.offer)
-            self._reports.want(boottime + AFTER_DEFERRAL_SECONDS)
-            return self._say(OfferDeferred(offer=offer.offer, reason=reason, load=self.load))
+            return self._defer(offer.offer, reason, boottime)
         memo = Memo(share, offer.terms.on_lost, offer.place.cwd, offer.payload.stdout, offer.payload.stderr, line)
         self.attempts[offer.offer] = Attempt(
             offer=offer.offer,
@@ -353,7 +373,7 @@ class Agent:
         attempt = self.attempts.get(offer)
         if attempt is None:
             self._candidates.pop(offer, None)
-            self._refused.add(offer)
+            self._refuse(offer)
             return self._say(OfferWithdrawn(offer=offer))
         if attempt.state in {"queued", "unknown"}:
             return [Instruct(WithdrawOrder(offer=offer))] if self._is_of_this_queue(attempt) else []
@@ -378,9 +398,12 @@ class Agent:
     def _is_of_this_queue(self, attempt: Attempt) -> bool:
         return self._welcome is not None and attempt.queue_id == self._welcome.queue_id
 
+    def _is_of_another_queue(self, offer: int) -> bool:
+        return offer in self.attempts and not self._is_of_this_queue(self.attempts[offer])
+
     def _how_it_stands(self, attempt: Attempt) -> list[Action]:
         said = how_it_stands(attempt)
-        return self._say(said) if said is not None else []
+        return self._say(said, attempt.queue_id) if said is not None else []
 
     def _acknowledged(self, offers: tuple[int, ...]) -> list[Action]:
         done = []
@@ -453,23 +476,35 @@ class Agent:
         match event:
             case Attached():
                 return self._attached(event, boottime)
-            case PauseDone() | Pong():
-                return []  # each attempt was told of by itself
+            case PauseDone(deadline_boottime=deadline, waiting=waiting):
+                for offer in waiting:
+                    if offer in self.attempts:
+                        self.attempts[offer].still_at = deadline
+                return []  # each of the others was told of by itself
+            case Pong():
+                return []
             case Started() | Queued() | Refused() | Withdrawn() | Changed() | Ended() | Gone() | Unknown():
                 attempt = self.attempts.get(event.offer)
                 if attempt is None:
                     return self._say(OfferWithdrawn(offer=event.offer)) if isinstance(event, Withdrawn) else []
                 return self._happened(attempt, event, boottime)
 
-    def _never_arrived(self, attempt: Attempt) -> list[Action]:
+    def _never_arrived(self, attempt: Attempt, boottime: float) -> list[Action]:
         """The runner does not have it: an order to start that was lost on the way, and cannot arrive any more."""
         if attempt.is_over or attempt.state not in {"queued", "unknown"}:
             return []
-        del self.attempts[attempt.offer]
-        self._refused.add(attempt.offer)
         if attempt.stop:
-            return self._say(OfferWithdrawn(offer=attempt.offer))
-        return self._say(OfferDeferred(offer=attempt.offer, reason="the runner was changed", load=self.load))
+            return self._withdrawn(attempt)
+        return self._put_off(attempt, "the runner was changed", boottime)
+
+    def _withdrawn(self, attempt: Attempt) -> list[Action]:
+        del self.attempts[attempt.offer]
+        self._refuse(attempt.offer)
+        return self._say(OfferWithdrawn(offer=attempt.offer), attempt.queue_id)
+
+    def _put_off(self, attempt: Attempt, reason: str, boottime: float) -> list[Action]:
+        del self.attempts[attempt.offer]
+        return self._defer(attempt.offer, reason, boottime, attempt.queue_id)
 
     def _happened(
         self,
@@ -477,7 +512,7 @@ class Agent:
         event: Started | Queued | Refused | Withdrawn | Changed | Ended | Gone | Unknown,
         boottime: float,
     ) -> list[Action]:
-        offer = attempt.offer
+        offer, queue_id = attempt.offer, attempt.queue_id
         match event:
             case Started():
                 if attempt.is_over:
@@ -486,35 +521,30 @@ class Agent:
                     attempt.state = "running"
                 attempt.started_wall = event.started_wall
                 self._reports.want(boottime)
-                return self._say(AttemptStarted(offer=offer, started_wall=event.started_wall))
+                return self._say(AttemptStarted(offer=offer, started_wall=event.started_wall), queue_id)
             case Queued():
-                return self._say(AttemptQueued(offer=offer))
+                return self._say(AttemptQueued(offer=offer), queue_id)
             case Changed():
                 if attempt.is_over:
                     return []
                 attempt.state, attempt.note = event.state, event.note
-                return self._say(AttemptChanged(offer=offer, note=event.note))
+                return self._say(AttemptChanged(offer=offer, note=event.note), queue_id)
             case Ended():
                 attempt.state, attempt.end = "ended", event.end
                 if event.end.started_wall is not None:
                     attempt.started_wall = event.end.started_wall
                 self._reports.want(boottime)
-                return self._say(AttemptEnded(offer=offer, end=event.end))
+                return self._say(AttemptEnded(offer=offer, end=event.end), queue_id)
             case Gone():
                 attempt.state, attempt.note = "gone", event.reason
                 self._reports.want(boottime)
-                return self._say(AttemptGone(offer=offer, reason=event.reason))
+                return self._say(AttemptGone(offer=offer, reason=event.reason), queue_id)
             case Refused():
-                del self.attempts[offer]
-                self._refused.add(offer)
-                self._reports.want(boottime + AFTER_DEFERRAL_SECONDS)
-                return self._say(OfferDeferred(offer=offer, reason=event.reason, load=self.load))
+                return self._put_off(attempt, event.reason, boottime)
             case Withdrawn():
-                del self.attempts[offer]
-                self._refused.add(offer)
-                return self._say(OfferWithdrawn(offer=offer))
+                return self._withdrawn(attempt)
             case Unknown():
-                return self._never_arrived(attempt)
+                return self._never_arrived(attempt, boottime)
 
     # --- time and measurements ---------------------------------------------------------------------------------------
 

@@ -20,7 +20,6 @@ from typing import TypeVar
 import trio
 
 from kueue import clock, log, notify, places
-from kueue.errors import KueueError
 from kueue.model import Place
 from kueue.net import MessageStream
 from kueue.protocol.messages import (
@@ -45,12 +44,12 @@ from kueue.worker.actions import (
     PauseTrees,
     Say,
 )
-from kueue.worker.agent import Agent
+from kueue.worker.agent import PLACE_SECONDS, Agent
 from kueue.worker.chores import Chores
 from kueue.worker.directories import Directories
 from kueue.worker.known import Attempt
 from kueue.worker.machine import MachineSettings
-from kueue.worker.orders import Ended, Order, Refused, StartAttempt
+from kueue.worker.orders import Ended, Order
 from kueue.worker.runner_link import RunnerSet
 from kueue.worker.senses import Senses
 from kueue.worker.spool import Paths, Spool, resolved
@@ -109,7 +108,7 @@ class Body:
         self._seen_off = trio.Event()
         self._orders_in, self._orders = trio.open_memory_channel[Order](math.inf)
         self._ends_in, self._ends = trio.open_memory_channel["tuple[Session, AttemptEnded]"](math.inf)
-        self._directories = Directories()
+        self._directories = Directories(PLACE_SECONDS)
         self._fetches = trio.CapacityLimiter(8)
         self._senses = Senses(self.agent, self.settings, self.spool.root)
         self._chores = Chores(self.agent, self.spool)
@@ -234,7 +233,7 @@ class Body:
             self._wake.set()
 
     async def _check(self, session: Session | None, offer: int, place: Place) -> None:
-        # It may wait for ever: the agent does not, and the thread that hangs must stay known as the one that does.
+        # The first for a directory may wait for ever: the agent does not, and the thread that hangs must stay known.
         problem = await self._directories.problem(place)
         if session is self._session:
             self._senses.measure()
@@ -244,13 +243,7 @@ class Body:
         while True:
             batch = await _all_that_wait(self._orders, ORDERS_AT_ONCE)
             for left, order in enumerate(batch, 1 - len(batch)):
-                try:
-                    await self.runners.send(order, more=left < 0)
-                except KueueError as error:  # noqa: PERF203  an order costs a thousand times more
-                    _log.warning("%s %s", error, error.hint)
-                    if isinstance(order, StartAttempt):
-                        refused = Refused(offer=order.offer, reason=str(error))
-                        self.perform(self.agent.runner_event(refused, clock.boottime()))
+                await self.runners.send(order, more=left < 0)
 
     async def _send_ends(self) -> None:
         """Ends with their excerpts, in their order; read in a thread, because the disk may be slow."""

@@ -5,7 +5,8 @@ Rules
 - Each attempt has the deadline that its runner was given. What no runner answered for when the session began is renewed
   by nothing (the server may give it away).
 - Only attempts that the server may give away are stopped (`rerun`); the others may run without a lease.
-- A runner tells `Changed(paused)` only when nothing of the attempt runs: that is the proof.
+- A runner tells `Changed(paused)` only when nothing of the attempt runs: that is the proof. Of one that waits in a line
+  it is `PauseDone`: without a lease nothing starts. `Queued` alone is none; the runner may have started it since.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class LeaseGuard:
             one
             for one in attempts.values()
             if one.is_revocable
-            and one.state != "paused"
+            and not one.is_proven_still
             and one.lease_until is not None
             and one.offer not in self._stopped
         ]

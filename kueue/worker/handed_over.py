@@ -116,8 +116,8 @@ class HandedOver(dict[int, Handed]):
     def counted(self, runner: str, attached: Attached, *, is_first: bool) -> list[Event]:
         """Take over its word on all its attempts. Returns what is to be told of them.
 
-        What we had handed to it and it does not name it never got. `is_first`: nothing was sent on this connection
-        before; later words decide only about what was buried.
+        What we had handed to it and it does not name it never got, if nothing was sent on this connection before
+        (`is_first`). Orphans were handed to another one: see `left_over`.
         """
         for state in attached.attempts:
             known = self.get(state.offer)
@@ -126,10 +126,25 @@ class HandedOver(dict[int, Handed]):
             else:
                 known.state, known.runner, known.start, known.is_orphan = state, runner, None, False
         named = {state.offer for state in attached.attempts}
-        missing = [one for one in self.of(runner) if one.state.offer not in named and (is_first or one.is_orphan)]
+        missing = [one for one in self.of(runner) if is_first and one.state.offer not in named and not one.is_orphan]
         for one in missing:
             del self[one.state.offer]
         return [*map(_unnamed, missing), *(event for state in attached.attempts for event in _told_again(state))]
+
+    def left_over(self, orphans: Iterable[Handed], records: Iterable[StartRecord]) -> list[Event]:
+        """Those that nobody named and that have no record are gone. Returns what is to be told of them.
+
+        A record that is left is in the care of a runner that we do not know yet: it was slow to start, and took it in.
+        """
+        recorded = {offer for offer, _ in records}
+        gone = [
+            one
+            for one in orphans
+            if one.is_orphan and one.state.offer not in recorded and self.get(one.state.offer) is one
+        ]
+        for one in gone:
+            del self[one.state.offer]
+        return [*map(_unnamed, gone)]
 
     def said_again(self, attached: Attached) -> Iterator[StopOrder | WithdrawOrder]:
         """Orders that a broken connection may have swallowed."""
@@ -149,7 +164,7 @@ class HandedOver(dict[int, Handed]):
     def learn(self, runner: str, records: Iterable[StartRecord]) -> None:
         """Take up what the records tell of a runner that does not answer."""
         for offer, record in records:
-            if record.get("runner") == runner and offer not in self:
+            if record["runner"] == runner and offer not in self:
                 state = AttemptState(
                     offer=offer,
                     job=record["job"],
@@ -160,9 +175,14 @@ class HandedOver(dict[int, Handed]):
                 )
                 self[offer] = Handed(state, runner, line=line_of(state))
 
-    def has_orphans(self, is_alive: Callable[[str], bool], records: Iterable[StartRecord]) -> bool:
-        """Is there a record of an attempt whose runner is dead and that no other has taken in?"""
-        return any(offer not in self and not is_alive(record.get("runner", "")) for offer, record in records)
+    def dead(self, is_alive: Callable[[str], bool], records: Iterable[StartRecord]) -> list[str]:
+        """Runners that are dead and left attempts behind that no other has taken in."""
+        left = {record["runner"] for offer, record in records if offer not in self}
+        return sorted(runner for runner in left if not is_alive(runner))
+
+    def waiting(self, runner: str) -> tuple[int, ...]:
+        """Attempts that this runner said wait in a line."""
+        return tuple(one.state.offer for one in self.of(runner) if one.state.state == "queued" and one.start is None)
 
 
 def _unnamed(one: Handed) -> Refused | Gone:
@@ -192,4 +212,6 @@ def _start_records(spool: Path) -> Iterator[StartRecord]:
     for folder in spool.iterdir() if spool.is_dir() else ():
         if folder.name.isdecimal():
             with contextlib.suppress(OSError, ValueError):
-                yield int(folder.name), json.loads((folder / "start.json").read_bytes())
+                record = json.loads((folder / "start.json").read_bytes())
+                if isinstance(record, dict) and {"job", "queue_id", "runner"} <= record.keys():
+                    yield int(folder.name), record

@@ -20,7 +20,7 @@ def own_identity(path: str, machine_id: str, boot_id: str = "") -> str:
     On one machine, where the server cannot tell, a copied directory is refused here: its worker would take the jobs of
     the other one for leftovers of its own. Directories are compared within one boot only, for not every file system
     keeps inode numbers over a mount.
-    Raises `KueueError` for a copy, and for a file that is not one of ours: it is left alone.
+    Raises `KueueError` for a copy, for a file that is not one of ours (it is left alone), and if none can be made.
     """
     file = Path(path)
     here = {"machine_id": machine_id, "boot_id": boot_id, "inode": file.parent.stat().st_ino}
@@ -28,7 +28,13 @@ def own_identity(path: str, machine_id: str, boot_id: str = "") -> str:
         text = file.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         identity = secrets.token_hex(BITS // 8)
-        _write(file, json.dumps({"identity": identity, **here}))
+        try:
+            _write(file, json.dumps({"identity": identity, **here}))
+        except OSError as error:
+            raise KueueError(
+                f"{path} cannot be written: {error.strerror}.",
+                hint="Without it the server would not know this worker again. Start it when there is room.",
+            ) from error
         return identity
     except OSError as error:
         raise KueueError(f"{path} cannot be read: {error.strerror}.") from error

@@ -60,6 +60,8 @@ class Attempt:
     kill: bool = False
     lease_until: float | None = None
     """The deadline (boottime) that its runner was given; None: not known."""
+    still_at: float | None = None
+    """The deadline at which its runner had it wait in a line, and proved that nothing ran that had to be paused."""
 
     @property
     def is_over(self) -> bool:
@@ -74,6 +76,13 @@ class Attempt:
     def is_revocable(self) -> bool:
         """The server may give it away when the lease has lapsed, so it must not run then."""
         return not self.is_over and self.memo.on_lost == "rerun"
+
+    @property
+    def is_proven_still(self) -> bool:
+        """Its runner said that nothing of it runs, and had no lease since to let it."""
+        if self.state != "queued":
+            return self.state == "paused"
+        return self.still_at is not None and self.lease_until is not None and self.still_at >= self.lease_until
 
 
 def from_runner(state: AttemptState) -> Attempt:
@@ -124,7 +133,8 @@ def learn(attempts: dict[int, Attempt], state: AttemptState) -> Attempt:
     known = attempts.get(state.offer)
     attempts[state.offer] = fresh
     if known is not None:
-        fresh.stop, fresh.kill, fresh.lease_until = known.stop, known.kill, known.lease_until
+        fresh.stop, fresh.kill = known.stop, known.kill
+        fresh.lease_until, fresh.still_at = known.lease_until, known.still_at
         fresh.end = fresh.end or known.end
         fresh.started_wall = known.started_wall if fresh.started_wall is None else fresh.started_wall
         if fresh.memo == Memo():

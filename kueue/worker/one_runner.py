@@ -23,11 +23,13 @@ class Runner:
     is_dead: bool = False
     is_dismissed: bool = False
     """Of an earlier release and without attempts: it leaves by itself when no worker is attached."""
+    is_leaving: bool = False
+    """It was told to end and takes nothing new."""
     asked_at: float | None = None
     settled: trio.Event = field(default_factory=trio.Event)
     """It has answered, did not in time, or is dead: enough is known for a hello."""
     buried: trio.Event = field(default_factory=trio.Event)
-    """It has answered the last `Inherit`."""
+    """It has answered an `Inherit` of the same connection since this was made."""
     stirred: trio.Event = field(default_factory=trio.Event)
     """Something was ordered or heard: it may have something in its care now, or be gone."""
 

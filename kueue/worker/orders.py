@@ -171,6 +171,8 @@ class Refused(Line, frozen=True, kw_only=True):
 
     offer: int
     reason: str
+    leaving: bool = False
+    """The runner was told to end: it takes nothing more."""
 
 
 class Withdrawn(Line, frozen=True, kw_only=True):
@@ -191,6 +193,8 @@ class PauseDone(Line, frozen=True, kw_only=True):
     """The lease has lapsed and all that had to be paused or killed is proven to be."""
 
     deadline_boottime: float
+    waiting: tuple[int, ...] = ()
+    """Those of its attempts that wait in lines, so that nothing of them ran either: filled in by the worker's side."""
 
 
 class Ended(Line, frozen=True, kw_only=True):

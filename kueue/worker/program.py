@@ -39,9 +39,9 @@ PROGRAM = "kueue_worker"
 SECTIONS = ("worker_settings", "metrics_settings")
 LONGEST_WAIT_SECONDS = 30.0
 STOP_SECONDS = 8.0
+"""For the last words; in all an orderly stop takes less than 10 s."""
 NAME_MAX = 255
 """Characters; what `model.Name` lets through."""
-"""For the last words; in all an orderly stop takes less than 10 s."""
 
 _log = log.logger("worker")
 

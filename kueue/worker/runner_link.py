@@ -4,7 +4,10 @@ Rules
 - A runner is found by its directory and told alive by its lock. One that is alive and does not answer makes its
   attempts ``unknown``; one whose lock is free is dead, and the newest runner buries what it left.
 - Orders that a broken connection may have swallowed are repeated or answered (`Refused`) after the next attachment.
-- New attempts go to a runner of this release; if there is none that answers, one is started.
+- New attempts go to a runner of this release; if there is none that answers, one is started. What needs it waits for it
+  by itself: leases, and orders to other runners, do not.
+- An attempt of a dead runner is gone only when the newest has said what it took in, does not name it, and there is no
+  record of it: a runner whose start took too long may be there by now, and have taken it in itself.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from kueue.worker.orders import (
     ForgetAttempts,
     Inherit,
     Order,
+    PauseDone,
     Ping,
     Refused,
     SetLease,
@@ -47,7 +51,7 @@ log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0  # a runner that is well answers within milliseconds; a loaded machine may need seconds
 RETRY_SECONDS = 0.05  # between tries to attach, while a spawner takes over for its keeper
-LATER_SECONDS = 1.0  # between tries to attach to one that was mute
+LATER_SECONDS = 1.0  # between tries to attach to one that was mute, or to have another take in what is left
 EVENT_BUFFER = 1000  # the reader of a runner waits for the worker beyond this
 
 
@@ -83,6 +87,8 @@ class RunnerSet:
         self._answer_seconds = answer_seconds
         self._runners: dict[str, Runner] = {}
         self._handed = HandedOver()
+        self._waiting: list[StartAttempt | StopOrder | WithdrawOrder] = []
+        """Orders for the newest runner, while it is being started."""
         self._lease: SetLease | None = None
         self._mute: set[str] = set()
         """Runners that did not answer when the hello was made: the server may give away what they run."""
@@ -98,23 +104,31 @@ class RunnerSet:
     async def open(self, nursery: trio.Nursery) -> None:
         """Attach to all runners there are; returns when each has answered, was silent for too long, or is dead.
 
+        What dead ones left is ``unknown`` while no runner can be started that would take it in.
         Their tasks live in `nursery` until `close` or its cancellation.
         """
         self._nursery = nursery
-        await trio.to_thread.run_sync(self._prepare)
-        for path in self._directories():
-            self._meet(path)
-        runners = list(self._runners.values())
-        for runner in runners:
-            await runner.settled.wait()
-        if self._handed.has_orphans(self._is_alive, await self._start_records()):
-            await self._newest()
+        try:
+            await trio.to_thread.run_sync(self._program.prepare)
+        except KueueError as error:
+            log.warning("%s %s", error, error.hint)
+        await self._meet_all()
+        records = await self._start_records()
+        dead = self._handed.dead(self._is_alive, records)
+        for runner in dead:
+            self._handed.learn(runner, records)
+        await self._meet_all()  # what was no more dead when we looked
+        for number, runner in enumerate(dead):
+            if not await self._has_passed_on(runner):
+                for left in dead[number:]:
+                    nursery.start_soon(self._pass_on, left, LATER_SECONDS)
+                break
 
     async def send(self, order: Order, *, more: bool = False) -> None:
         """Hand an order to the runner it concerns; returns when it is sent, or noted for when the runner answers again.
 
         `more`: others follow at once, and all are written with the last of them.
-        Raises `KueueError` if a new runner is needed and cannot be started.
+        A start for which a new runner is needed that cannot be started is `Refused`.
         """
         try:
             await self._assign(order)
@@ -124,22 +138,12 @@ class RunnerSet:
 
     async def _assign(self, order: Order) -> None:
         match order:
-            case StartAttempt(offer=offer, job=job, queue_id=queue_id, memo=memo):
+            case StartAttempt(offer=offer):
                 known = self._handed.get(offer)
                 if known is not None:
                     self._put(known.runner, order)
-                    return
-                runner = await self._newest()
-                line = (queue_id, order.line) if order.line is not None else None
-                other = self._handed.elsewhere(line, runner.id) if line is not None else None
-                if other is not None:
-                    # Two runners know nothing of each other: each would start its own.
-                    reason = f"attempt {other}, which it waits for, is with another runner"
-                    await self._publish(Refused(offer=offer, reason=reason))
-                    return
-                state = AttemptState(offer=offer, job=job, queue_id=queue_id, state="queued", memo=memo)
-                self._handed[offer] = Handed(state, runner.id, start=order, line=line)
-                runner.put(order)
+                else:
+                    await self._give_newest(order)
             case SetLease():
                 self._lease = order
                 for runner in self._runners.values():
@@ -149,7 +153,7 @@ class RunnerSet:
                 known = self._handed.get(offer)
                 if known is None:
                     # Whoever starts it later must know that it was withdrawn; nobody has it now.
-                    (await self._newest()).put(order)
+                    await self._give_newest(order)
                     return
                 if isinstance(order, StopOrder):
                     known.stop = order
@@ -168,6 +172,46 @@ class RunnerSet:
             case Attach() | Inherit() | Detach() | Ping():
                 for runner in self._runners.values():
                     runner.put(order)
+
+    async def _give_newest(self, order: StartAttempt | StopOrder | WithdrawOrder) -> None:
+        """Also behind what waits already: an order to stop must not overtake the one to start."""
+        runner = None if self._waiting else self._present()
+        if runner is not None:
+            await self._give(runner, order)
+            return
+        self._waiting.append(order)
+        if len(self._waiting) == 1:
+            assert self._nursery is not None
+            self._nursery.start_soon(self._give_what_waits)
+
+    async def _give_what_waits(self) -> None:
+        try:
+            runner = await self._newest()
+        except KueueError as error:
+            log.warning("%s %s", error, error.hint)
+            waiting, self._waiting = self._waiting, []
+            for order in waiting:
+                if isinstance(order, StartAttempt):
+                    await self._publish(Refused(offer=order.offer, reason=str(error)))
+            return
+        for order in self._waiting:  # more may come meanwhile
+            await self._give(runner, order)
+        self._waiting.clear()
+        await runner.flush()
+
+    async def _give(self, runner: Runner, order: StartAttempt | StopOrder | WithdrawOrder) -> None:
+        if isinstance(order, StartAttempt):
+            offer, queue_id = order.offer, order.queue_id
+            line = (queue_id, order.line) if order.line is not None else None
+            other = self._handed.elsewhere(line, runner.id) if line is not None else None
+            if other is not None:
+                # Two runners know nothing of each other: each would start its own.
+                reason = f"attempt {other}, which it waits for, is with another runner"
+                await self._publish(Refused(offer=offer, reason=reason))
+                return
+            state = AttemptState(offer=offer, job=order.job, queue_id=queue_id, state="queued", memo=order.memo)
+            self._handed[offer] = Handed(state, runner.id, start=order, line=line)
+        runner.put(order)
 
     def _put(self, runner: str, order: Order) -> None:
         found = self._runners.get(runner)
@@ -191,10 +235,6 @@ class RunnerSet:
         self._mute = {runner.id for runner in self._runners.values() if not runner.is_well(self._answer_seconds)}
         return self._handed.states(lambda name: name in self._runners and name not in self._mute)
 
-    async def guard(self) -> bool:
-        """Stop, by ourselves, the processes of all attempts that may be given away. True: nothing of them runs."""
-        return await self._program.guard()
-
     async def close(self, *, orderly: bool = True) -> None:
         """Leave the runners to themselves. `orderly`: they shall not bring this worker back."""
         self._closing = True
@@ -208,6 +248,12 @@ class RunnerSet:
         await self._events.aclose()
 
     # -- one runner
+
+    async def _meet_all(self) -> None:
+        """Attach to the living runners that we do not know: at the start all, later one whose start took too long."""
+        fresh = [self._meet(path) for path in self._directories() if path.name not in self._runners]
+        for runner in fresh:
+            await runner.settled.wait()
 
     def _meet(self, path: Path) -> Runner:
         runner = self._runners.get(path.name)
@@ -293,9 +339,11 @@ class RunnerSet:
     async def _apply_attached(self, runner: Runner, attached: Attached, *, is_first: bool) -> None:
         """Its word on all its attempts. What we had handed to it and it does not name it never got.
 
-        `is_first`: nothing was sent on this connection before it; later ones decide only about what was buried.
+        `is_first`: nothing was sent on this connection before it; later ones answer an `Inherit` on it.
         """
         news = self._handed.counted(runner.id, attached, is_first=is_first)
+        if not is_first:
+            runner.buried.set()
         runner.settled.set()
         runner.stir()
         for event in news:
@@ -304,13 +352,16 @@ class RunnerSet:
             await runner.tell(order)
         if self._lease is not None and runner.id not in self._mute:
             await runner.tell(self._lease)
-        runner.buried.set()
         await self._publish(attached)
 
     async def _hear(self, runner: Runner, event: Event) -> None:
         if isinstance(event, Attached):
             await self._apply_attached(runner, event, is_first=False)
             return
+        if isinstance(event, PauseDone):
+            event = msgspec.structs.replace(event, waiting=self._handed.waiting(runner.id))
+        if isinstance(event, Refused):
+            runner.is_leaving = runner.is_leaving or event.leaving
         self._handed.heard(event)
         await self._publish(event)
 
@@ -325,11 +376,9 @@ class RunnerSet:
 
     async def _newest(self) -> Runner:
         """A runner of this release that answers; one is started if there is none. Raises `KueueError`."""
-        found = self._present()
-        if found is not None:
-            return found
-        await self._flush()  # what was put before must not wait for the start of a program
         async with self._launching:
+            if self._present() is None:
+                await self._meet_all()
             found = self._present()
             return await self._program.launch(self._met) if found is None else found
 
@@ -339,6 +388,7 @@ class RunnerSet:
                 runner.version == self._program.version
                 and runner.connection is not None
                 and runner.is_well(self._answer_seconds)
+                and not runner.is_leaving
             ):
                 return runner
         return None
@@ -357,42 +407,49 @@ class RunnerSet:
         self._handed.learn(runner.id, await self._start_records())
         self._runners.pop(runner.id, None)
         runner.settled.set()
-        delay = 1.0
+        await self._pass_on(runner.id)
+
+    async def _pass_on(self, runner: str, begin_after: float = 0.0) -> None:
+        """Until nothing is left of what that runner had in its care. It is dead."""
+        delay = LATER_SECONDS
+        await trio.sleep(begin_after)
+        while not self._closing and not await self._has_passed_on(runner):
+            await trio.sleep(delay)
+            delay = min(60.0, delay * 2)
+
+    async def _has_passed_on(self, runner: str) -> bool:
+        """One try to have the newest take in what a dead one left. True: nothing is left."""
         async with self._burying:
-            while not self._closing:
-                left = self._handed.of(runner.id)
-                if not left:
-                    return
-                log.warning("runner %s is gone with %d attempts", runner.id, len(left))
-                try:
-                    newest = await self._newest()
-                except KueueError as error:
-                    log.warning("%s %s", error, error.hint)
-                    await trio.sleep(delay)
-                    delay = min(60.0, delay * 2)
-                    continue
-                for known in left:
-                    if known.runner == runner.id:
-                        known.is_orphan = True
-                        known.runner = newest.id
-                newest.buried = trio.Event()
-                await newest.tell(Inherit())
-                with trio.move_on_after(self._answer_seconds):
-                    await newest.buried.wait()
-                    return
-                for known in left:
-                    if known.is_orphan:
-                        known.runner = runner.id
+            await self._meet_all()
+            left = self._handed.of(runner)
+            if not left:
+                return True
+            log.warning("runner %s is gone with %d attempts", runner, len(left))
+            try:
+                newest = await self._newest()
+            except KueueError as error:
+                log.warning("%s %s", error, error.hint)
+                return False
+            left = self._handed.of(runner)  # one that has just been started takes them in by itself
+            for one in left:
+                one.is_orphan = True
+                one.runner = newest.id
+            newest.buried = trio.Event()
+            await newest.tell(Inherit())
+            with trio.move_on_after(self._answer_seconds):
+                await newest.buried.wait()
+            if newest.buried.is_set():
+                for event in self._handed.left_over(left, await self._start_records()):
+                    await self._publish(event)
+            for one in left:
+                if one.is_orphan:
+                    one.runner = runner
+            return not self._handed.of(runner)
 
     # -- the disk
 
     async def _start_records(self) -> list[StartRecord]:
         return await trio.to_thread.run_sync(start_records, self._state / "spool")
-
-    def _prepare(self) -> None:
-        for name in ("runners", "spool"):
-            (self._state / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._program.prepare()
 
     def _directories(self) -> list[Path]:
         folder = self._state / "runners"

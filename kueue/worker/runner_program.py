@@ -1,4 +1,4 @@
-"""The runner as a program: packed into one file of the state directory, started from there, and asked to guard alone.
+"""The runner as a program: packed into one file of the state directory and started from there.
 
 Rules
 - The file is named by its version, which holds the checksum of its content: a runner never runs what was changed under
@@ -8,6 +8,7 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -45,15 +46,21 @@ class RunnerProgram:
         self._scopes = scopes
         self._linger_seconds = linger_seconds
         self._path = Path()
+        self._is_whole = False
+        """The file was seen to hold what it should."""
         self.version = ""
         """Of the release with the checksum of the program; known after `prepare`."""
 
     def prepare(self) -> None:
-        """Write the file, and drop those of other releases. Blocks on the disk; raises `KueueError`."""
+        """Write the file, and drop those of other releases. Blocks on the disk.
+
+        Raises `KueueError`: the version is known all the same, and each launch tries again.
+        """
         self._pack()
         for old in self._state.glob("runner-*.pyz"):
             if old != self._path:  # a runner has loaded all it needs before it serves anybody
-                old.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    old.unlink()
 
     async def launch(self, meet: Callable[[Path], Awaitable[T]]) -> T:
         """Start one and return what `meet` makes of its directory; `meet` raises `KueueError` if it does not answer.
@@ -81,37 +88,35 @@ class RunnerProgram:
                 result = await trio.run_process(
                     command, check=False, env=_clean_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
                 )
-        except (OSError, trio.TooSlowError) as error:
+        except OSError as error:
             raise KueueError(f"The runner cannot be started: {error}", hint="Try the command by hand.") from error
+        except trio.TooSlowError as error:
+            what = f"The start of the runner has taken longer than {LAUNCH_SECONDS:.0f} s."
+            raise KueueError(what, hint="If it comes up after all, it is used.") from error
         folder = self._state / "runners" / name
         if result.returncode:
             raise KueueError("The runner cannot be started.", hint=f"{folder}/log says why.")
         return folder
 
-    async def guard(self) -> bool:
-        """Stop, by ourselves, the processes of all attempts that may be given away. True: nothing of them runs."""
-        await trio.to_thread.run_sync(self._pack)
-        command = [*self._python(), "guard", "--state", str(self._state)]
-        with trio.fail_after(LAUNCH_SECONDS):
-            result = await trio.run_process(command, capture_stdout=True, check=False, env=_clean_environment())
-        return result.returncode == 0
-
     def _pack(self) -> None:
         """The file is there after this, also if somebody has removed it."""
-        if self.version and self._path.exists():
+        if self._is_whole and self._path.is_file():
             return
         content = runner_archive()
-        version = f"{__version__}+{hashlib.sha256(content).hexdigest()[:10]}"
-        path = self._state / f"runner-{version}.pyz"
-        if not _holds(path, content):
-            try:
-                whole_file.write(path, content)
-            except OSError as error:
-                raise KueueError(
-                    f"{path} cannot be written: {error.strerror}",
-                    hint="The runner of the jobs starts from there; start the worker again when that is mended.",
-                ) from error
-        self._path, self.version = path, version
+        self.version = f"{__version__}+{hashlib.sha256(content).hexdigest()[:10]}"
+        self._path = self._state / f"runner-{self.version}.pyz"
+        try:
+            # Not what is above them: whoever has removed the state has removed the lock on it.
+            for name in ("runners", "spool"):
+                (self._state / name).mkdir(mode=0o700, exist_ok=True)
+            if not _holds(self._path, content):
+                whole_file.write(self._path, content)
+        except OSError as error:
+            raise KueueError(
+                f"{self._path} cannot be written: {error.strerror}.",
+                hint="The runner of the jobs starts from there; none can be started until that is mended.",
+            ) from error
+        self._is_whole = True
 
     def _python(self) -> list[str]:
         # Not the link in a virtual environment: without it the runner does not look there for anything.

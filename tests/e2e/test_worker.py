@@ -217,6 +217,23 @@ def test_without_a_configuration_it_waits_names_the_file_and_writes_none(lab):
     lab.until(lambda: lab.worker("late").get("state") == "online", "it comes up", process=worker)
 
 
+def test_a_worker_whose_runner_cannot_be_written_says_so_and_goes_on_until_it_can(lab):
+    lab.start_server()
+    worker = lab.start_worker()
+    worker.terminate()
+    assert worker.wait(15) == 0
+    (path,) = (lab.folder / "state/workers/w1").glob("runner-*.pyz")
+    path.unlink()
+    path.mkdir()  # like a disk that takes no new file
+    lab.start_worker()
+    assert f"{path} cannot be written: Is a directory. The runner of the jobs starts from there" in lab.log("w1")
+    job = lab.submit("true")
+    lab.until(lambda: "cannot be written" in lab.kueue("explain", str(job)).stdout, "it says why the job waits")
+    path.rmdir()
+    ends(lab, job)
+    assert "Traceback" not in lab.log("w1")
+
+
 def test_a_wrong_secret_is_said_in_one_line_and_the_worker_is_not_listed(lab):
     lab.start_server()
     path = lab.config("wrong", common_settings={"shared_secret": "some other secret, quite long"})

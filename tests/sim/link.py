@@ -197,6 +197,13 @@ class RunnerLink:
                 self._now(offer, "gone", note=reason)
             case o.Refused(offer=offer) | o.Withdrawn(offer=offer) | o.Unknown(offer=offer):
                 self.known.pop(offer, None)
+            case o.PauseDone():
+                waiting = tuple(
+                    offer
+                    for offer, known in self.known.items()
+                    if known.runner == desk.runner.name and known.start is None and known.state.state == "queued"
+                )
+                event = msgspec.structs.replace(event, waiting=waiting)
         self.station.runner_event(event)
 
     def _now(self, offer: int, state: o.RunnerState, **more: object) -> None:

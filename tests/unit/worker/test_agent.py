@@ -26,6 +26,7 @@ from kueue.protocol.messages import (
     AttemptEnded,
     AttemptGone,
     AttemptStarted,
+    FetchedOutput,
     FetchOutput,
     ForgetOutput,
     Goodbye,
@@ -42,7 +43,7 @@ from kueue.protocol.messages import (
     WorkerWelcome,
 )
 from kueue.worker.actions import CheckPlace, Close, ContinueTrees, DropOutput, Fetch, Instruct, PauseTrees, Say
-from kueue.worker.agent import Agent, AgentSettings
+from kueue.worker.agent import REFUSED_KEPT, Agent, AgentSettings
 from kueue.worker.known import Memo, write_memo
 from kueue.worker.orders import (
     Attached,
@@ -52,6 +53,7 @@ from kueue.worker.orders import (
     ForgetAttempts,
     Gone,
     PauseDone,
+    Queued,
     Refused,
     SetLease,
     StartAttempt,
@@ -387,6 +389,77 @@ def test_a_number_of_another_queues_attempt_is_not_used(bench):
     (answer,) = said(bench.hears(offer(1)))
     assert isinstance(answer, OfferDeferred)
     assert bench.hears(StopAttempt(offer=1, kill=True)) == []
+
+
+HAPPENS = [
+    Started(offer=1, job=1, started_wall=1.0),
+    Queued(offer=1),
+    Changed(offer=1, state="paused"),
+    Ended(offer=1, job=1, end=DONE),
+    Gone(offer=1, job=1, queue_id=OTHER_QUEUE, reason="its runner died with it"),
+    Refused(offer=1, reason="no lease"),
+    Withdrawn(offer=1),
+    Unknown(offer=1),
+]
+
+
+def kinds(events):
+    return [type(event).__name__ for event in events]
+
+
+@pytest.mark.parametrize("event", HAPPENS, ids=kinds(HAPPENS))
+def test_a_server_hears_nothing_of_the_attempts_of_another_queue(bench, event):
+    bench.runner_attaches(state(1, "queued", OTHER_QUEUE))
+    bench.opens()
+    assert said(bench.event(event)) == []
+    bench.agent.session_closed()
+    bench.runner_attaches(state(1, "queued", OTHER_QUEUE))
+    bench.says_hello()
+    bench.event(event)
+    assert {type(one) for one in said(bench.is_welcomed())} <= {Heartbeat, Report}
+
+
+@pytest.mark.parametrize("word", ["running", "ended", "gone"])
+def test_no_answer_to_a_server_takes_the_attempt_of_another_queue_for_its_own(bench, word):
+    attempt = state(1, word, OTHER_QUEUE, started_wall=1.0, end=DONE if word == "ended" else None)
+    bench.runner_attaches(attempt)
+    bench.says_hello()
+    assert [type(one) for one in said(bench.is_welcomed())] == [Heartbeat]
+    bench.hears(HeartbeatAnswer(number=1, lease_seconds=60.0))
+    assert said(bench.hears(WithdrawOffer(offer=1))) == []
+    assert bench.hears(StopAttempt(offer=1, kill=True)) == []
+    assert said(bench.runner_attaches(attempt)) == []
+    assert bench.hears(Acknowledge(offers=(1,))) == []
+    assert bench.hears(ForgetOutput(offers=(1, 2))) == [DropOutput((2,))]
+    (answer,) = said(bench.hears(FetchOutput(token=5, offer=1, stream="stdout", offset=3)))
+    assert answer == FetchedOutput(token=5, offset=3, error="the output is not kept any more")
+    bench.agent.session_closed()
+    bench.says_hello()
+    told = said(bench.is_welcomed(OTHER_QUEUE))
+    assert (AttemptEnded(offer=1, end=DONE) in told) == (word == "ended")
+
+
+def test_a_report_follows_an_offer_that_is_put_off_for_its_number(bench):
+    bench.runner_attaches(state(1, "running", OTHER_QUEUE, started_wall=1.0))
+    bench.opens()
+    bench.hears(offer(1))
+    assert bench.agent.next_wake() <= bench.now + 5.0
+
+
+def test_a_report_follows_an_offer_that_is_put_off_for_a_change_of_runners(bench):
+    bench.opens()
+    bench.hears(offer(1))
+    bench.checked(1)
+    assert isinstance(said(bench.event(Unknown(offer=1)))[0], OfferDeferred)
+    assert bench.agent.next_wake() <= bench.now + 5.0
+
+
+def test_of_very_many_withdrawn_numbers_the_newest_are_remembered(bench):
+    bench.opens()
+    for number in range(10_000):
+        bench.hears(WithdrawOffer(offer=number))
+    assert len(bench.agent._refused) == REFUSED_KEPT
+    assert bench.hears(offer(9_999)) == [Say(OfferWithdrawn(offer=9_999))]
 
 
 def test_an_offer_refused_by_the_runner_is_deferred(bench):

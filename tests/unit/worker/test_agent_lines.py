@@ -6,8 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from kueue.protocol.messages import AttemptQueued, OfferDeferred, OfferRejected, OfferWithdrawn, WithdrawOffer
+from kueue.worker.actions import PauseTrees
 from kueue.worker.known import Memo, read_memo, write_memo
-from kueue.worker.orders import Ended, Queued, Refused, Withdrawn, WithdrawOrder
+from kueue.worker.orders import Changed, Ended, PauseDone, Queued, Refused, Withdrawn, WithdrawOrder
 from tests.unit.worker.test_agent import DONE, NODE, QUEUE, Bench, offer, ordered, said, state
 
 
@@ -137,3 +138,40 @@ def test_one_that_its_runner_refuses_is_put_off(bench):
     takes(bench, 2, 1)
     (answer,) = said(bench.event(Refused(offer=2, reason="attempt 1, which it waits for, is with another runner")))
     assert isinstance(answer, OfferDeferred)
+
+
+def test_what_waits_in_a_line_is_left_alone_once_its_runner_has_paused_all(bench):
+    bench.starts(1)
+    takes(bench, 2, 1)
+    bench.agent.session_closed()
+    bench.now += 60.0
+    bench.event(Changed(offer=1, state="paused"))
+    bench.event(PauseDone(deadline_boottime=1060.0, waiting=(2,)))
+    assert bench.turns(10.0) == []
+    assert bench.agent.next_wake() is None
+
+
+@pytest.mark.parametrize(
+    "told", [[], [PauseDone(deadline_boottime=1060.0)], [PauseDone(deadline_boottime=1050.0, waiting=(2,))]]
+)
+def test_what_waits_in_a_line_is_stopped_if_its_runner_may_have_started_it(bench, told):
+    bench.starts(1)
+    takes(bench, 2, 1)
+    bench.agent.session_closed()
+    bench.now += 60.0
+    bench.event(Changed(offer=1, state="paused"))
+    for event in told:
+        bench.event(event)
+    assert bench.turns(10.0) == [PauseTrees((2,))]
+
+
+def test_a_new_lease_ends_the_proof_that_one_in_a_line_does_not_run(bench):
+    bench.starts(1)
+    takes(bench, 2, 1)
+    bench.agent.session_closed()
+    bench.now += 60.0
+    bench.event(PauseDone(deadline_boottime=1060.0, waiting=(2,)))
+    bench.event(Changed(offer=1, state="paused"))
+    bench.opens()
+    bench.agent.session_closed()
+    assert bench.turns(70.0) == [PauseTrees((2,))]

@@ -33,7 +33,7 @@ def test_a_directory_that_may_not_be_entered_is_declined(tmp_path):
 
 @pytest.mark.trio
 async def test_a_bad_answer_is_never_believed_for_the_next_job(tmp_path):
-    checks = Directories()
+    checks = Directories(60.0)
     there = tmp_path / "th\udcffere"
     place = Place(cwd=to_os_text(str(there)))
     assert "no such directory" in await checks.problem(place)
@@ -54,7 +54,7 @@ async def test_a_hanging_directory_holds_one_thread_and_stops_nobody_else(tmp_pa
         return look(path, name)
 
     monkeypatch.setattr(directories, "look", slow_look)
-    checks = Directories()
+    checks = Directories(60.0)
     async with trio.open_nursery() as nursery:
         for _ in range(100):
             nursery.start_soon(checks.problem, Place(cwd="/hung"))
@@ -66,6 +66,46 @@ async def test_a_hanging_directory_holds_one_thread_and_stops_nobody_else(tmp_pa
 
 
 @pytest.mark.trio
+async def test_a_directory_that_never_answers_keeps_one_task_however_many_ask_for_it(monkeypatch):
+    let_go = trio.Event()
+    portal = trio.lowlevel.current_trio_token()
+    monkeypatch.setattr(directories, "look", lambda path, name: trio.from_thread.run(let_go.wait, trio_token=portal))
+    checks = Directories(0.1)
+    answers = []
+
+    async def ask():
+        answers.append(await checks.problem(Place(cwd="/hung")))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(100):
+            nursery.start_soon(ask)
+        with trio.fail_after(30):
+            while len(nursery.child_tasks) > 1:  # noqa: ASYNC110 - the end of a task sets no event
+                await trio.sleep(0.01)
+        assert answers == ["the directory /hung does not answer"] * 99
+        let_go.set()
+    assert answers[99] is None
+
+
+@pytest.mark.trio
+async def test_directories_beyond_the_threads_keep_no_task_either(tmp_path, monkeypatch):
+    let_go = trio.Event()
+    portal = trio.lowlevel.current_trio_token()
+    monkeypatch.setattr(directories, "look", lambda path, name: trio.from_thread.run(let_go.wait, trio_token=portal))
+    checks = Directories(0.1)
+    async with trio.open_nursery() as nursery:
+        for number in range(100):
+            nursery.start_soon(checks.problem, Place(cwd=f"/hung/{number}"))
+        with trio.fail_after(30):
+            while len(nursery.child_tasks) > directories.THREADS:  # noqa: ASYNC110 - as above
+                await trio.sleep(0.01)
+        assert await checks.problem(Place(cwd=str(tmp_path))) == f"the directory {tmp_path} does not answer"
+        let_go.set()
+    monkeypatch.undo()
+    assert await checks.problem(Place(cwd=str(tmp_path))) is None
+
+
+@pytest.mark.trio
 async def test_many_jobs_of_one_directory_look_seldom(tmp_path, monkeypatch):
     looks = []
 
@@ -74,7 +114,7 @@ async def test_many_jobs_of_one_directory_look_seldom(tmp_path, monkeypatch):
         return look(path, name)
 
     monkeypatch.setattr(directories, "look", counted)
-    checks = Directories()
+    checks = Directories(60.0)
     for _ in range(200):
         assert await checks.problem(Place(cwd=str(tmp_path))) is None
     assert len(looks) < 20

@@ -57,3 +57,10 @@ def test_what_is_no_identity_is_refused_and_left_alone(tmp_path, content):
     with pytest.raises(KueueError, match="does not hold an identity"):
         own_identity(str(path), "m")
     assert path.read_text() == content
+
+
+def test_an_identity_that_cannot_be_kept_is_none(tmp_path):
+    (tmp_path / "identity.new").mkdir()  # like a disk that takes no new file
+    with pytest.raises(KueueError, match="identity cannot be written: Is a directory"):
+        own_identity(str(tmp_path / "identity"), "machine")
+    assert not (tmp_path / "identity").exists()

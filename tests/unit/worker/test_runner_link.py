@@ -70,6 +70,7 @@ def kill_runner(state, name):
 class Lab:
     def __init__(self, path):
         self.state = path / "state"
+        self.state.mkdir()
         self.work = path / "work"
         self.work.mkdir()
         self.identity = str(path)
@@ -326,7 +327,7 @@ async def test_nothing_waits_in_a_line_behind_an_attempt_that_another_runner_has
 
 async def test_a_state_directory_with_a_very_long_path_works(lab):
     lab.state = lab.work / ("d" * 120) / "state"
-    lab.state.parent.mkdir()
+    lab.state.mkdir(parents=True)
     async with lab.worker() as link:
         await link.send(lab.order(1, "true"))
         assert (await hear(link, Ended, 1)).end.outcome == Exited(0)
