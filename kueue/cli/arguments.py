@@ -341,7 +341,13 @@ def _fill_cmd(one: argparse.ArgumentParser) -> None:
 
 
 def _fill_list_jobs(one: argparse.ArgumentParser) -> None:
-    one.add_argument("-n", "--num-jobs", type=_whole(0), metavar="N", help="show the N most recent (default: one page)")
+    one.add_argument(
+        "-n",
+        "--num-jobs",
+        type=_whole(0),
+        metavar="N",
+        help="show the N most recent (default: one page; all of the ids given, with -q, and with --json)",
+    )
     for letter, state in zip(
         "porsfc", ("pending", "offered", "running", "succeeded", "failed", "canceled"), strict=True
     ):

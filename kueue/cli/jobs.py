@@ -5,7 +5,7 @@ from __future__ import annotations
 from kueue.cli import job_json, job_text
 from kueue.cli.session import Session
 from kueue.cli.waiting import is_one, tell_missing, wait_for
-from kueue.errors import EXIT_REFUSED, KueueError
+from kueue.errors import EXIT_REFUSED, KueueError, UserError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,10 +17,11 @@ _LINES_BESIDE_TABLE = 4
 
 def list_jobs(session: Session) -> int:
     arguments, screen = session.arguments, session.screen
-    limit = arguments.num_jobs
-    if limit is None and not arguments.ids:
+    limit, states = arguments.num_jobs, sorted(set(arguments.states or ()))
+    is_page = limit is None and not (arguments.ids or arguments.json or arguments.quiet)
+    if is_page:
         limit = max(1, screen.lines - _LINES_BESIDE_TABLE)
-    question: dict[str, Any] = {"states": sorted(set(arguments.states or ())), "limit": limit}
+    question: dict[str, Any] = {"states": states, "limit": limit}
     if arguments.ids:
         question["ids"] = arguments.ids
     parts = session.client.ask_parts("ListJobs", **question)
@@ -33,6 +34,10 @@ def list_jobs(session: Session) -> int:
     else:
         for line in job_text.listing(screen, answer, session.now_wall):
             screen.print(line)
+        selected = sum(count for state, count in answer.get("counts", ()) if not states or state in states)
+        if is_page and not screen.is_terminal and len(answer["jobs"]) == limit < selected:
+            # Whoever reads a file or a pipe does not see where a page ends.
+            screen.remark(f"{limit} of {selected} jobs are shown; -n N shows more.")
     return 0
 
 
@@ -90,7 +95,7 @@ def explain(session: Session) -> int:
     for job in session.each_job(session.arguments.ids):
         try:
             answer = session.client.ask("ExplainJob", id=job)
-        except KueueError as error:
+        except UserError as error:
             if is_alone:
                 raise
             session.report(error)

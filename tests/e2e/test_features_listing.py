@@ -113,6 +113,17 @@ def test_the_most_recent_of_those_selected_are_shown(lab):
     assert ids_of(lab.kueue("list-jobs", "-n", "5", "-s", "-q")) == []
 
 
+def test_programs_get_all_jobs_and_a_pipe_is_told_of_those_it_does_not_get(lab):
+    lab.kueue("clean-jobs", "--all")
+    made = lab.kueue("cmd", *SMALL, "--hold", "--each-line", "-", stdin="true\n" * 1000).stdout
+    assert lab.kueue("list-jobs", "-q").stdout == made
+    found = json.loads(lab.kueue("list-jobs", "--json").stdout)["jobs"]
+    assert [row["id"] for row in found] == [int(line) for line in made.split()]
+    plain = lab.kueue("list-jobs")
+    assert plain.stdout.count("pending (held)") == 996
+    assert plain.stderr == "996 of 1000 jobs are shown; -n N shows more.\n"
+
+
 def test_the_table_has_the_documented_columns_and_texts(lab, one_of_each):
     ids = one_of_each
     lines = lab.kueue("list-jobs").stdout.splitlines()

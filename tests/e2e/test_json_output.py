@@ -89,8 +89,8 @@ def test_all_that_is_printed_as_json_is_as_the_page_says(lab):
     lab.kueue("remove-job", "7")
     documents = {
         "kueue list-jobs --json": [("list-jobs", "-n", "100")],
-        "kueue show-job --json": [("show-job", "0-7")],
-        "kueue explain --json": [("explain", "0-7")],
+        "kueue show-job --json": [("show-job", "7", "3", "0-7")],
+        "kueue explain --json": [("explain", "7", "3", "0-7")],
         "kueue list-workers --json": [("list-workers",), ("show-worker", "0")],
         "kueue list-resources --json": [("list-resources",)],
         "kueue version --json": [("version",)],
@@ -104,6 +104,8 @@ def test_all_that_is_printed_as_json_is_as_the_page_says(lab):
             told[words[0]] = json.loads(done.stdout)
             check(told[words[0]], title, " ".join(words))
     jobs = told["show-job"]["jobs"]
+    for verb in ("list-jobs", "show-job", "explain"):
+        assert [job["id"] for job in told[verb]["jobs"]] == list(range(8)), verb
     kinds = {job["outcome"]["type"] for job in jobs if job["outcome"] is not None}
     assert kinds == {"exited", "signaled", "not_started", "timed_out", "canceled"}
     assert jobs[0]["output"]["stdout"]["head_b64"] == "b3V0Cg=="

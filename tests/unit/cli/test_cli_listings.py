@@ -101,6 +101,25 @@ def test_list_jobs_for_a_pipe_asks_for_the_996_most_recent(run, peers):
     assert json.loads(peer.talks[0].frames[1][4:])[0]["limit"] == 996
 
 
+def test_list_jobs_for_a_pipe_says_when_it_leaves_jobs_out(run, peers):
+    jobs = tuple(job(number, ["a"], "pending") for number in range(996))
+    peer = peers(answering({"ListJobs": listing(jobs, (("pending", 1000), ("failed", 200)))}))
+    done = run(peer, "list-jobs")
+    assert done.out.count("pending since") == 996
+    assert done.err == "996 of 1200 jobs are shown; -n N shows more.\n"
+    assert run(peer, "list-jobs", "-p").err == "996 of 1000 jobs are shown; -n N shows more.\n"
+    assert run(peer, "list-jobs", "-n", "996").err == ""
+
+
+@pytest.mark.parametrize("words", [["--json"], ["-q"], ["-q", "--failed"]])
+def test_list_jobs_gives_all_jobs_to_programs(run, peers, words):
+    peer = peers(answering({"ListJobs": listing(())}))
+    run(peer, "list-jobs", *words)
+    run(peer, "list-jobs", *words, "-n", "5")
+    assert [json.loads(sent[4:])[0]["limit"] for sent in peer.talks[0].frames[1:]] == [None]
+    assert [json.loads(sent[4:])[0]["limit"] for sent in peer.talks[1].frames[1:]] == [5]
+
+
 def test_list_jobs_quiet_prints_ids(run, peers):
     assert run(peers(answering({"ListJobs": listing()})), "list-jobs", "-q").out == "0\n1\n2\n3\n"
 
