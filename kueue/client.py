@@ -271,7 +271,8 @@ class Client:
             try:
                 connection = self._connected()
                 outage.is_over()
-                connection.send([encode(list(questions()))])
+                asked = list(questions())
+                connection.send([encode(asked)])
                 while True:
                     try:
                         messages = connection.receive(None if later is None else later[0])
@@ -279,11 +280,16 @@ class Client:
                         if later is None:
                             raise
                         messages = []
-                        connection.send([encode(list(later[1]()))])
+                        also = list(later[1]())
+                        connection.send([encode(also)])
+                        asked += also
                         later = None
+                    ours = {None, *(question["seq"] for question in asked)}
                     for message in messages:
-                        _raise_refusals(message)
-                        yield message
+                        # Answers that an earlier conversation did not wait for may still be on their way.
+                        if message.get("seq") in ours:
+                            _raise_refusals(message)
+                            yield message
             except ConnectionLost as lost:  # noqa: PERF203 - the loop is about these
                 self.close()
                 outage.wait(str(lost))

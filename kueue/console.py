@@ -10,7 +10,7 @@ import io
 import os
 import sys
 
-from kueue.errors import EXIT_REFUSED, EXIT_SIGNAL_BASE
+from kueue.errors import EXIT_CANCELED, EXIT_REFUSED, EXIT_SIGNAL_BASE
 
 TYPE_CHECKING = False  # importing it from typing would take 3 ms at every start
 if TYPE_CHECKING:
@@ -25,7 +25,15 @@ def concluded(program: Callable[[], int]) -> int:
     """Run the program to its end, `--help` included. Returns its exit code.
 
     1 in place of 0 if stdout did not take what was written; 141 if its reader went away, as for any program in a pipe.
+    A `KeyboardInterrupt` ends the process by SIGINT.
     """
+    try:
+        return _concluded(program)
+    except KeyboardInterrupt:
+        return _interrupted()
+
+
+def _concluded(program: Callable[[], int]) -> int:
     _stand_in()
     try:
         code = program()
@@ -42,7 +50,20 @@ def concluded(program: Callable[[], int]) -> int:
     return flushed(code)
 
 
-class _Closed(io.TextIOBase):
+def _interrupted() -> int:
+    """End by the signal itself, with what was printed: a shell leaves its loop only when the command died of it.
+
+    Shells show that as 130, which is returned where the signal is blocked.
+    """
+    import signal  # noqa: PLC0415 - 2 ms that only an interrupt pays for
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    flushed(0)
+    os.kill(os.getpid(), signal.SIGINT)
+    return EXIT_CANCELED
+
+
+class Closed(io.TextIOBase):
     """In place of a stdout that whoever started us has closed: what is written fails at the end, not in the middle."""
 
     has_lost = False
@@ -62,7 +83,7 @@ def _stand_in() -> None:
         pass
     os.close(null)
     if sys.stdout is None:
-        sys.stdout = _Closed()
+        sys.stdout = Closed()
     elif isinstance(sys.stdout, io.TextIOWrapper):
         # With PYTHONUNBUFFERED it would fail at once, inside of argparse, which hides it.
         sys.stdout.reconfigure(write_through=False)
@@ -98,7 +119,7 @@ def unwritten(error: Exception, code: int) -> int:
 
 def forget_stdout() -> None:
     """Leave nothing to be written at exit."""
-    if isinstance(sys.stdout, _Closed):
+    if isinstance(sys.stdout, Closed):
         sys.stdout.has_lost = False
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)

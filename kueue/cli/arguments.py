@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 
 from kueue import __version__
-from kueue.errors import KueueError, UsageError, UserError
+from kueue.errors import UsageError, UserError
 from kueue.units import merge_id_ranges, parse_duration, parse_id_ranges
 
 TYPE_CHECKING = False  # importing it from typing would take 3 ms at every start
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
     from _typeshed import SupportsWrite
 
@@ -81,10 +82,8 @@ class Parser(argparse.ArgumentParser):
         )
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
-        # The one of argparse keeps quiet when help cannot be written, and takes stderr where stdout is closed.
-        if file is None:
-            raise KueueError("stdout is closed: there is nowhere to print to.")
-        file.write(message)
+        # The one of argparse keeps quiet when help cannot be written.
+        (file or sys.stdout).write(message)
 
 
 class _Layout(argparse.RawDescriptionHelpFormatter):
@@ -106,6 +105,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     """
     position = verb_position(words)
     name = words[position] if position is not None else None
+    if position is not None and name == "help":
+        return parse([*words[:position], *words[position + 1 :], "--help"])
     if position is None or name is None or name not in VERBS:
         try:
             return parser().parse_args(words)
@@ -114,15 +115,27 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
                 raise
             raise UsageError(f"kueue: there is no verb '{name}'.", hint=_verb_meant(name)) from error
     top, chosen_parser = _parser_of(name)
-    end = len(words)
+    own, command = words[position + 1 :], list[str]()
     if name == "cmd":
         # Options and command are told apart here: argparse would look for its own options in the command as well.
-        end = position + 1 + split_command(chosen_parser, words[position + 1 :])
-    chosen, unknown = top.parse_known_args(words[:end])
+        end = split_command(chosen_parser, own)
+        own, command = own[:end], list(own[end:])
+    chosen, unknown = top.parse_known_args([*words[: position + 1], *_options_first(chosen_parser, own)])
     if unknown:
-        chosen_parser.error(f"unknown: {' '.join(unknown)}")
-    chosen.command = list(words[end + 1 :] if words[end : end + 1] == ["--"] else words[end:])
+        chosen_parser.error(f"unknown: {' '.join(unknown)}{_option_meant(top, chosen_parser, unknown)}")
+    chosen.command = command[1:] if command[:1] == ["--"] else command
     return chosen
+
+
+def _option_meant(top: argparse.ArgumentParser, one: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
+    """What is to be typed instead of the first option that the verb does not have, as the rest of a sentence."""
+    from difflib import get_close_matches  # noqa: PLC0415 - only a mistake pays for it
+
+    option = next((word.partition("=")[0] for word in unknown if word.startswith("-")), "")
+    if option in _takes_value(top):
+        return f"; {option} stands before the verb"
+    close = get_close_matches(option, _takes_value(one), n=1) if option.startswith("--") else []
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _verb_meant(word: str) -> str:
@@ -176,6 +189,14 @@ def _top_parser() -> argparse.ArgumentParser:
     return top
 
 
+def _add_common(one: argparse.ArgumentParser) -> None:
+    """The options of all verbs, for those who type them behind one; short ones may mean other things there."""
+    hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    one.add_argument("--config", metavar="PATH", **hidden)
+    one.add_argument("--debug", action="store_true", **hidden)
+    one.add_argument("--patience", type=_duration, metavar="DURATION", **hidden)
+
+
 def _add_verbs(top: argparse.ArgumentParser, verbs: Iterable[Verb]) -> argparse.ArgumentParser:
     """Returns the parser of the last verb."""
     group = top.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser, title="verbs", prog="kueue")
@@ -191,31 +212,57 @@ def _add_verbs(top: argparse.ArgumentParser, verbs: Iterable[Verb]) -> argparse.
         )
         one.set_defaults(handler=verb.handler)
         verb.fill(one)
+        _add_common(one)
     return one
 
 
 def split_command(cmd: argparse.ArgumentParser, words: Sequence[str]) -> int:
     """How many of the words after ``cmd`` are its options and their values."""
-    takes_value = {
+    takes_value = _takes_value(cmd)
+    index = 0
+    while index < len(words) and _is_option(words[index]):
+        index = _behind_option(takes_value, words, index)
+    return min(index, len(words))
+
+
+def _options_first(one: argparse.ArgumentParser, words: Sequence[str]) -> Sequence[str]:
+    """The words of a verb in an order that argparse takes: it wants all ids in one place."""
+    takes_value = _takes_value(one)
+    options: list[str] = []
+    others: list[str] = []
+    index = 0
+    while index < len(words) and words[index] != "--":
+        is_option = _is_option(words[index])
+        end = _behind_option(takes_value, words, index) if is_option else index + 1
+        if end > len(words):
+            return words  # a value is missing, and no id must become it
+        (options if is_option else others).extend(words[index:end])
+        index = end
+    return [*options, *others, *words[index:]]
+
+
+def _takes_value(one: argparse.ArgumentParser) -> dict[str, bool]:
+    """The options, and whether the next word belongs to it."""
+    return {
         option: action.nargs != 0
-        for action in cmd._actions  # noqa: SLF001 - argparse has no other way to ask
+        for action in one._actions  # noqa: SLF001 - argparse has no other way to ask
         for option in action.option_strings
     }
-    index = 0
-    while index < len(words):
-        word = words[index]
-        if word == "--" or not word.startswith("-") or word == "-":
-            break
-        index += 1
-        if word.startswith("--"):
-            if "=" not in word and takes_value.get(word):
-                index += 1
-            continue
-        for place, letter in enumerate(word[1:], 1):
-            if takes_value.get(f"-{letter}"):
-                index += place == len(word) - 1  # otherwise the rest of the word is the value
-                break
-    return min(index, len(words))
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("-") and word not in {"-", "--"}
+
+
+def _behind_option(takes_value: dict[str, bool], words: Sequence[str], index: int) -> int:
+    """The index behind an option and its value; more than there are words if the value is missing."""
+    word = words[index]
+    if word.startswith("--"):
+        return index + 1 + ("=" not in word and takes_value.get(word, False))
+    for place, letter in enumerate(word[1:], 1):
+        if takes_value.get(f"-{letter}"):
+            return index + 1 + (place == len(word) - 1)  # otherwise the rest of the word is the value
+    return index + 1
 
 
 def _terminal_width() -> int:

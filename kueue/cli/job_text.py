@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from kueue.cli.screen import Screen
 from kueue.cli.table import Cell, Column, render
 from kueue.cli.text import harmless, harmless_lines, keep_end, shown, width
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 NONE = "---"
 OTHER_WORK = "busy with other work"
 """Words of the reason that what is not kueue's takes the machine (`kueue.core.placement.Obstacle`)."""
+_COLOUR, _ERASE = re.compile(r"\x1b\[[0-9;:]*m"), re.compile(r"\x1b\[[0-2]?K")
 _COUNTED = ("held", "offered", "running", "succeeded", "failed", "canceled")
 _STATE_COLOURS = {
     "held": "yellow",
@@ -145,8 +148,16 @@ def excerpt(kept: dict[str, Any], command: str) -> str:
 
 
 def readable(data: bytes) -> str:
-    """Output for people: undecodable bytes replaced, control characters made visible, no line feed at the end."""
-    return harmless_lines(data.decode("utf-8", "replace").replace("\r\n", "\n")).removesuffix("\n")
+    """Output for people, as a terminal would have it in the end: of each line what stands behind its last carriage
+    return, without colours.
+
+    Undecodable bytes are replaced, other control characters made visible; no line feed at the end.
+    """
+    text = data.decode("utf-8", "replace")
+    text = _COLOUR.sub("", text)
+    if "\r" in text:
+        text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+    return harmless_lines(_ERASE.sub("", text)).removesuffix("\n")
 
 
 def decoded(data: str) -> bytes:

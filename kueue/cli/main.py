@@ -7,7 +7,6 @@ import sys
 
 from kueue import console
 from kueue.errors import (
-    EXIT_CANCELED,
     EXIT_OWN_FAILURE,
     EXIT_USAGE,
     Bug,
@@ -23,11 +22,8 @@ if TYPE_CHECKING:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Carries out the command line (`sys.argv` if none is given). Returns the exit code."""
-    try:
-        return console.concluded(lambda: _run(sys.argv[1:] if words is None else words))
-    except KeyboardInterrupt:
-        return EXIT_CANCELED
+    """Carries out the command line (`sys.argv` if none is given). Returns the exit code, unless interrupted."""
+    return console.concluded(lambda: _run(sys.argv[1:] if words is None else words))
 
 
 def _run(words: Sequence[str]) -> int:
@@ -43,13 +39,6 @@ def _run(words: Sequence[str]) -> int:
     except UsageError as error:
         console.complain(str(error), error.hint)
         return EXIT_USAGE
-    except KueueError as error:
-        console.complain(f"Error: {error}")
-        return error.exit_code
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        return console.unwritten(error, 0)
     if chosen.verb is None:
         console.complain(arguments.parser().format_help().rstrip("\n"))
         return EXIT_USAGE

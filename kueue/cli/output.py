@@ -5,28 +5,35 @@ from __future__ import annotations
 from kueue.cli.job_text import decoded, readable
 from kueue.cli.session import Session
 from kueue.cli.waiting import JOB_NOT_FOUND, bad_end, hint_at_not_started, is_one, tell_how_to_go_on
-from kueue.errors import EXIT_CANCELED, EXIT_OWN_FAILURE, EXIT_REFUSED, KueueError
-from kueue.units import format_id_ranges
+from kueue.errors import EXIT_OWN_FAILURE, EXIT_REFUSED, UserError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+_LINE_BYTES = 1024 * 1024
+"""A line of more is broken on a terminal."""
 _STREAMS = ("stdout", "stderr")
 
 
 def follow(session: Session) -> int:
     """Both streams of each job, each to ours, from the beginning, one job after the other. Returns the worst code."""
-    worst = 0
+    worst = job = 0
     ids = session.arguments.ids
     try:
         for job in session.each_job(ids):
             if not is_one(ids):
                 session.screen.remark(f"job {job}:")
-            worst = max(worst, _follow(session, job))
+            try:
+                worst = max(worst, _follow(session, job))
+            except UserError as error:
+                if is_one(ids):
+                    raise
+                session.report(error)
+                worst = max(worst, error.exit_code)
     except KeyboardInterrupt:
-        tell_how_to_go_on(session, format_id_ranges(ids))
-        return EXIT_CANCELED
+        tell_how_to_go_on(session, ids, [(0, job - 1)])
+        raise
     return worst
 
 
@@ -90,7 +97,7 @@ def log(session: Session) -> int:
             if not is_alone:
                 session.screen.remark(f"job {job}:")
             _print_log(session, job)
-        except KueueError as error:  # noqa: PERF203 - one job that cannot be read must not hide the others
+        except UserError as error:  # noqa: PERF203 - one job that cannot be read must not hide the others
             if is_alone:
                 raise
             session.report(error)
@@ -103,7 +110,7 @@ def _print_log(session: Session, job: int) -> None:
     stream = "stderr" if arguments.stderr else "stdout"
     offset, told = 0, set[str]()
     is_text = screen.is_terminal and not arguments.raw
-    rest = b""
+    rest, is_whole = b"", True
     while True:
         answer = session.client.ask("ReadOutput", id=job, stream=stream, offset=offset)
         source, note = answer.get("source", "worker"), answer.get("note", "")
@@ -132,10 +139,23 @@ def _print_log(session: Session, job: int) -> None:
             continue
         # Whole lines only, so that no character is cut in two.
         lines, feed, rest = (rest + data).rpartition(b"\n")
+        # A line that is written over and over, or does not end, must not be kept as long as it gets.
+        rest = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]
+        if len(rest) > _LINE_BYTES:
+            lines, feed, rest = lines + feed + rest, b"\n", b""
         if feed:
-            screen.print(readable(lines + feed))
+            is_whole &= _print_lines(session, lines + feed)
     if rest:
-        screen.print(readable(rest))
+        is_whole &= _print_lines(session, rest)
+    if not is_whole:
+        screen.remark(f"Job {job}: shown as far as it can be read; --raw shows every byte.")
+
+
+def _print_lines(session: Session, data: bytes) -> bool:
+    """Is all of it shown as the job wrote it?"""
+    text = readable(data)
+    session.screen.print(text)
+    return text.encode() == data.replace(b"\r\n", b"\n").removesuffix(b"\n")
 
 
 def _tell_end(session: Session, job: int, outcome: dict[str, Any]) -> None:

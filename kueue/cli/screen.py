@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from kueue.console import Closed
 from kueue.errors import KueueError
 
 TYPE_CHECKING = False
@@ -32,10 +33,9 @@ class Screen:
     """
 
     def __init__(self, stdout: TextIO | None = None, stderr: TextIO | None = None) -> None:
-        out = stdout if stdout is not None else sys.stdout
-        if out is None:
-            raise KueueError("stdout is closed: there is nowhere to print to.")
-        self.out: TextIO = out
+        self.out: TextIO = stdout if stdout is not None else sys.stdout
+        self.is_closed = isinstance(self.out, Closed)
+        """Whoever started us has closed stdout: results reach nobody."""
         self._err: TextIO | None = stderr if stderr is not None else sys.stderr
         for stream in (self.out, self._err):
             # A terminal of another encoding shows \xfc for what it does not have, and the listing goes on.

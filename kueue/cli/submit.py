@@ -10,10 +10,11 @@ import stat
 import sys
 
 from kueue.cli.session import Session
+from kueue.cli.text import harmless, width
 from kueue.cli.waiting import wait_for
 from kueue.config import Config
-from kueue.errors import UsageError, UserError
-from kueue.units import os_to_wire, parse_resources
+from kueue.errors import KueueError, UsageError, UserError
+from kueue.units import format_id_ranges, os_to_wire, parse_resources
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ def cmd(session: Session) -> int:
         raise UsageError(
             "a command is needed, for example: kueue cmd ./my_script.py", hint="`kueue cmd --help` explains."
         )
+    if session.screen.is_closed:
+        raise KueueError(
+            "No job was made: stdout is closed, so that its id could not be printed.", hint="Redirect it to /dev/null."
+        )
     template = job_range(arguments, session.config, os.environ)
     if arguments.each_line is None:
         check_command(arguments.command, "The command")
@@ -63,12 +68,19 @@ def cmd(session: Session) -> int:
         for sentence in answer.get("remarks", ()):
             session.screen.remark(sentence)
     ids = [(first, last) for first, last in answer["ids"]]
-    if not arguments.wait:
+    try:
+        if arguments.wait:
+            return wait_for(session, ids, prints_codes=True)
         for first, last in ids:
             for job in range(first, last + 1):
                 session.screen.print(str(job))
-        return 0
-    return wait_for(session, ids, prints_codes=True)
+        session.screen.flush()
+    except (KueueError, BrokenPipeError) as error:
+        # Whoever takes it for a failed submission would run the work twice.
+        what = "its reader has left" if isinstance(error, BrokenPipeError) else "then something went wrong"
+        session.screen.remark(f"Submitted as {format_id_ranges(ids)}, but {what}.")
+        raise
+    return 0
 
 
 def job_range(arguments: argparse.Namespace, config: Config, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -269,7 +281,7 @@ def _lines(path: str) -> Iterable[str]:
 def _checked_name(name: str, where: str = "") -> str:
     # In a locale without its letters a name arrives as bytes in disguise, which would count as unprintable.
     letters = os.fsencode(name).decode("utf-8", "replace")
-    if not name.strip() or not letters.isprintable() or len(letters) > _NAME_CHARACTERS:
+    if not width(letters.strip()) or harmless(letters) != letters or len(letters) > _NAME_CHARACTERS:
         raise UserError(
             f"Not a name for a job{where}: {name[:60]!r}.",
             hint=f"Take 1 to {_NAME_CHARACTERS} printable characters.",

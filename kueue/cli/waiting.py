@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kueue.cli.session import Session
 from kueue.cli.text import harmless
-from kueue.errors import EXIT_CANCELED, EXIT_OWN_FAILURE, EXIT_REFUSED
-from kueue.units import format_id_ranges
+from kueue.errors import EXIT_OWN_FAILURE, EXIT_REFUSED
+from kueue.units import format_id_ranges, subtract_id_ranges
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ JOB_NOT_FOUND = "Job not found!"
 _LOOK_SECONDS = 3.0
 # Longer than a job takes to start where there is room, short enough that nobody believes the command hangs.
 _BAD_ENDS_TOLD = 10
+_RANGES_NAMED = 20
+# Of what is left of a range that was typed; else those that are over are named with it.
 
 
 def wait_for(session: Session, ids: Sequence[tuple[int, int]], *, prints_codes: bool) -> int:
@@ -27,21 +29,24 @@ def wait_for(session: Session, ids: Sequence[tuple[int, int]], *, prints_codes: 
     """
     screen = session.screen
     total = sum(last - first + 1 for first, last in ids)
+    over: list[tuple[int, int]] = []
     is_quiet = getattr(session.arguments, "quiet", False)
     worst = done = failed = 0
     try:
         for message in session.client.watch(ids, look_seconds=None if is_quiet else _LOOK_SECONDS):
             if message["type"] == "JobList":
-                tell_why_it_waits(session, message["jobs"][-1], is_alone=is_one(ids))
+                tell_why_it_waits(session, message["jobs"][-1], is_alone=total - done == 1)
                 continue
             if message["type"] == "Watching":
                 missing = [(first, last) for first, last in message.get("missing", ())]
                 if missing:
                     worst = max(worst, EXIT_REFUSED)
                     total -= sum(last - first + 1 for first, last in missing)
+                    over += missing
                     tell_missing(session, ids, missing)
                 continue
             done += 1
+            over.append((message["id"], message["id"]))
             code = EXIT_OWN_FAILURE if message.get("outcome") is None else message.get("exit_code", 0)
             failed += code != 0
             worst = max(worst, code)
@@ -51,8 +56,8 @@ def wait_for(session: Session, ids: Sequence[tuple[int, int]], *, prints_codes: 
             if total > 1 and not is_quiet:
                 screen.status(f"{done} of {total} jobs ended{f', {failed} not well' if failed else ''}")
     except KeyboardInterrupt:
-        tell_how_to_go_on(session, format_id_ranges(ids))
-        return EXIT_CANCELED
+        tell_how_to_go_on(session, ids, over)
+        raise
     screen.clear_status()
     if failed > _BAD_ENDS_TOLD and not is_quiet:
         screen.remark(f"{failed - _BAD_ENDS_TOLD} more did not end well: `kueue list-jobs --failed --canceled`.")
@@ -115,12 +120,12 @@ def tell_missing(session: Session, asked: Sequence[tuple[int, int]], missing: Se
 
 
 def tell_why_it_waits(session: Session, job: dict[str, Any], *, is_alone: bool) -> None:
-    """Says on stderr why the job has not started, as the listing does; `is_alone`: no other one is waited for."""
+    """Says on stderr why the job does not run, as the listing does; `is_alone`: no other one is waited for now."""
     if job["state"] == "held":
         reason, more = "it is held", f"`kueue release {job['id']}` lets it start."
     else:
         reason, more = harmless(job.get("note") or "no reason is known"), f"`kueue explain {job['id']}` says more."
-    subject = f"Job {job['id']} waits" if is_alone else f"No job has started yet; job {job['id']} waits"
+    subject = f"Job {job['id']} waits" if is_alone else f"None of the jobs runs now; job {job['id']} waits"
     session.screen.remark(f"{subject}: {reason}. {more}")
     from kueue.cli.job_text import against_other_work  # noqa: PLC0415 - a job that starts need not pay for it
 
@@ -129,14 +134,18 @@ def tell_why_it_waits(session: Session, job: dict[str, Any], *, is_alone: bool) 
         session.screen.remark(f"Hint: {' '.join(advice)}")
 
 
-def tell_how_to_go_on(session: Session, ids: str) -> None:
-    """After an interrupt: the jobs were not touched."""
+def tell_how_to_go_on(session: Session, asked: Sequence[tuple[int, int]], over: Sequence[tuple[int, int]]) -> None:
+    """After an interrupt: the jobs that are not `over` were not touched."""
+    left = subtract_id_ranges(asked, over)
+    if not left:
+        return
+    is_alone = is_one(left)
+    if len(left) > _RANGES_NAMED:
+        left = subtract_id_ranges(asked, [(0, left[0][0] - 1)])
+    ids = format_id_ranges(left)
     session.screen.remark(
-        f"\nNo longer waiting; the job goes on. `kueue wait-job {ids}` waits again, "
-        f"`kueue remove-job --kill {ids}` ends it."
-        if ids.isdigit()
-        else f"\nNo longer waiting; the jobs go on. `kueue wait-job {ids}` waits again, "
-        f"`kueue remove-job --kill {ids}` ends them."
+        f"\nNo longer waiting; {'the job goes' if is_alone else 'the jobs go'} on. `kueue wait-job {ids}` waits again, "
+        f"`kueue remove-job --kill {ids}` ends {'it' if is_alone else 'them'}."
     )
 
 

@@ -175,7 +175,7 @@ def test_an_interrupted_follower_leaves_the_job_alone(lab):
     follower = lab.popen_kueue("follow", str(job))
     assert read_line(follower.stdout) == b"up\n"
     follower.send_signal(signal.SIGINT)
-    assert follower.wait(20) == 130
+    assert follower.wait(20) == -signal.SIGINT
     assert lab.state(job) == "running"
 
 

@@ -88,6 +88,71 @@ def test_ids_and_ranges_are_put_in_order_and_joined():
     assert arguments.parse(["list-jobs"]).ids == []
 
 
+@pytest.mark.parametrize("verb", arguments.VERBS)
+def test_the_options_of_all_verbs_are_taken_before_and_behind_each(verb):
+    common = ["--config", "x.toml", "--debug", "--patience=5"]
+    example = arguments.VERBS[verb].example.partition(" && ")[0].split()[2:]
+    before, behind = arguments.parse([*common, verb, *example]), arguments.parse([verb, *common, *example])
+    assert vars(before) == vars(behind)
+    assert (behind.config, behind.debug, behind.patience) == ("x.toml", True, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "ids", "more"),
+    [
+        ("remove-job 3 --kill 4", [(3, 4)], {"kill": True}),
+        ("list-jobs 3 -n 5 7 --json 9", [(3, 3), (7, 7), (9, 9)], {"num_jobs": 5, "json": True}),
+        ("list-jobs 3 -pn5 7 -- 9", [(3, 3), (7, 7), (9, 9)], {"num_jobs": 5}),
+        ("wait-job 3 --patience 1m 4", [(3, 4)], {"patience": 60.0}),
+        ("show-job 7 --debug", [(7, 7)], {"debug": True}),
+    ],
+)
+def test_ids_may_stand_before_and_behind_options(words, ids, more):
+    chosen = arguments.parse(words.split())
+    assert chosen.ids == ids
+    assert {key: getattr(chosen, key) for key in more} == more
+
+
+def test_names_of_workers_may_stand_before_and_behind_options():
+    chosen = arguments.parse(["node", "dead", "ralab04", "--force", "ralab05"])
+    assert (chosen.state, chosen.names, chosen.force) == ("dead", ["ralab04", "ralab05"], True)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("doctor -c x.toml", "unknown: -c x.toml; -c stands before the verb"),
+        ("log -V 3", "unknown: -V; -V stands before the verb"),
+        ("cmd --cpu 4 true", "unknown: --cpu; did you mean --cpus?"),
+        ("cmd --ram=4 true", "unknown: --ram=4; did you mean --ram-mb?"),
+        ("list-jobs --patient 5", "unknown: --patient; did you mean --patience?"),
+        ("remove-job 3 --kil", "unknown: --kil; did you mean --kill?"),
+        ("list-jobs 7 -n", "expected one argument"),
+        ("doctor --zzz 4", "unknown: --zzz 4"),
+        ("doctor 4", "unknown: 4"),
+    ],
+)
+def test_an_option_that_is_not_there_is_answered_with_what_may_be_meant(words, sentence):
+    with pytest.raises(UsageError) as caught:
+        arguments.parse(words.split())
+    assert str(caught.value).endswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        ("help", "usage: kueue [-h]"),
+        ("help cmd", "usage: kueue cmd"),
+        ("-c x.toml help show-job", "usage: kueue show-job"),
+    ],
+)
+def test_help_is_there_as_a_word_too(words, usage, capsys):
+    with pytest.raises(SystemExit) as caught:
+        arguments.parse(words.split())
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith(usage)
+
+
 def test_state_filters_add_up():
     assert arguments.parse(["list-jobs", "-p", "-f", "--held"]).states == ["pending", "failed", "held"]
     assert arguments.parse(["list-jobs", "-porsfc"]).states == [

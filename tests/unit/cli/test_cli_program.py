@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import pty
@@ -11,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from samples import COUNTS, JOBS
 
 from kueue import places
 from kueue.identity import identity_of
+from tests.support.terminal import Terminal
 
 SECRET = "a secret for these tests alone"
 ROOT = Path(__file__).parents[3]
@@ -216,6 +219,50 @@ def test_results_that_cannot_be_written_are_a_failure_with_one_sentence(command,
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("wait", ["", "--wait"])
+def test_a_submission_whose_id_cannot_be_printed_is_not_made_or_named(command, peer, wait):
+    submissions = []
+    ends = [{"type": "JobEnded", "id": n, "outcome": {"type": "exited", "code": 0}} for n in (4, 5)]
+
+    def submit(question):
+        submissions.append(question)
+        return [{"type": "Submitted", "ids": [[4, 5]]}]
+
+    peer(answering({"Submit": submit, "WatchJobs": [{"type": "Watching", "missing": []}, *ends]}))
+    script = f'printf "%s\\n" a b | "$0" -m kueue.cli.main cmd {wait} --each-line - '
+    full, closed = (
+        subprocess.run(
+            ["bash", "-c", script + end, sys.executable],
+            env=command.environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        for end in (">/dev/full", ">&-")
+    )
+    assert full.returncode == closed.returncode == 1
+    assert full.stderr.splitlines()[0] == b"Submitted as 4-5, but then something went wrong."
+    assert full.stderr.splitlines()[1].startswith(b"Error: The results cannot be written: ")
+    assert closed.stderr.startswith(b"Error: No job was made: stdout is closed")
+    assert len(submissions) == 1
+
+
+def test_a_submission_whose_id_nobody_reads_is_named(command, peer):
+    has_left = threading.Event()
+
+    def submit(_):
+        assert has_left.wait(60)
+        return [{"type": "Submitted", "ids": [[4, 5]]}]
+
+    peer(answering({"Submit": submit}))
+    with command.start("cmd", "true") as process:
+        process.stdout.close()
+        has_left.set()
+        assert process.stderr.read() == b"Submitted as 4-5, but its reader has left.\n"
+        assert process.wait(60) == 141
+
+
 def test_a_closed_stderr_is_borne(command, peer):
     peer(answering({"ListJobs": LISTING}))
     script = '"$0" -m kueue.cli.main list-jobs 2>&- && "$0" -m kueue.cli.main list-jobs --nonsense 2>&-'
@@ -236,7 +283,7 @@ def _on_terminal(command, words, env):
     outer, inner = pty.openpty()
     process = command.start(*words, env=env, stdin=inner, stdout=inner, stderr=inner)
     os.close(inner)
-    shown = b""
+    shown = bytearray()
     while True:
         try:
             piece = os.read(outer, 65536)
@@ -271,6 +318,41 @@ def test_no_name_of_a_job_reaches_the_terminal_as_an_escape_sequence(command, pe
     assert "\\x1b]0;owned\\x07" in shown
 
 
+@pytest.mark.parametrize("words", [[], ["--raw"]])
+def test_a_log_on_a_terminal_shows_how_a_progress_bar_ended(command, peer, words):
+    bar = b"".join(b"\x1b[32m%d%%\x1b[0m\r" % percent for percent in range(100))
+    written = b"begun\n" + bar + b"100%\nplain\n" + bar
+
+    def read(question):
+        piece = written[question["offset"] :][:150]
+        data = base64.b64encode(piece).decode()
+        return [{"type": "Output", "offset": question["offset"], "data": data, "source": "worker"}]
+
+    peer(answering({"ReadOutput": read}))
+    code, shown = _on_terminal(command, ["log", *words, "3"], {"TERM": "xterm"})
+    assert code == 0
+    first, *lines = shown.splitlines() if not words else shown.split("\r\n")
+    assert first == "Job 3: stdout from its worker."
+    if words:
+        assert "\n".join(lines).encode() == written
+    else:
+        assert lines[:3] == ["begun", "100%", "plain"]
+        assert lines[3:] == ["99%", "Job 3: shown as far as it can be read; --raw shows every byte."]
+
+
+def test_a_log_on_a_terminal_breaks_a_line_that_does_not_end(command, peer):
+    piece = base64.b64encode(b"x" * 250_000).decode()
+
+    def read(question):
+        is_over = question["offset"] >= 2_000_000
+        return [{"type": "Output", "offset": question["offset"], "data": "" if is_over else piece, "source": "worker"}]
+
+    peer(answering({"ReadOutput": read}))
+    code, shown = _on_terminal(command, ["log", "3"], {"TERM": "xterm"})
+    assert code == 0
+    assert [len(line) for line in shown.splitlines() if set(line) == {"x"}] == [1_250_000, 750_000]
+
+
 def test_an_interrupted_waiter_leaves_the_job_and_says_how_to_go_on(command, peer):
     heard = []
 
@@ -285,10 +367,57 @@ def test_an_interrupted_waiter_leaves_the_job_and_says_how_to_go_on(command, pee
         _wait_until(lambda: heard)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (130, b"")
+    assert (process.returncode, out) == (-signal.SIGINT, b"")
     assert b"kueue wait-job 7" in err
     assert b"Traceback" not in err
     assert [message["type"] for message in heard] == ["WatchJobs"]
+
+
+@pytest.mark.parametrize("words", ["cmd --wait true", "wait-job 7", "follow 7", "list-jobs", "--patience 60 cmd true"])
+def test_ctrl_c_ends_the_loop_of_a_shell_in_which_a_command_waits(command, peer, words):
+    heard = []
+
+    def script(talk):
+        talk.greet()
+        while True:
+            question = talk.hear()[0]
+            if question["type"] == "Submit" and "--wait" in words:
+                talk.say({"type": "Submitted", "seq": question["seq"], "ids": [[7, 7]]})
+                continue
+            heard.append(question)
+
+    peer(script)
+    loop = f'for i in 1 2 3; do "$0" -m kueue.cli.main {words}; done; echo over'
+    terminal = Terminal(["bash", "-c", loop, sys.executable], command.environment(), command.directory)
+    try:
+        _wait_until(lambda: heard)
+        terminal.type("\x03")
+        assert terminal.process.wait(60) == -signal.SIGINT
+        terminal.settle()
+        assert "over" not in terminal.text
+        assert "Traceback" not in terminal.text
+        assert len(heard) == 1
+    finally:
+        terminal.close()
+
+
+def test_what_was_printed_before_an_interrupt_is_there(command, peer):
+    def script(talk):
+        talk.greet()
+        while True:
+            for question in talk.hear():
+                if question["type"] == "ExplainJob" and question["id"] == 3:
+                    talk.say({"type": "Explanation", "seq": question["seq"], "id": 3, "verdict": "it is held"})
+                else:
+                    heard.append(question)
+
+    heard = []
+    peer(script)
+    with command.start("explain", "3", "4") as process:
+        _wait_until(lambda: heard)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (-signal.SIGINT, b"job 3:\nit is held\n", b"")
 
 
 def test_a_waiter_outlives_its_server_and_tells_so_once(command, peer):

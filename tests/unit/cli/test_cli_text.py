@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kueue.cli import job_text
 from kueue.cli.screen import Screen
 from kueue.cli.table import Cell, Column, fit, render
 from kueue.cli.text import harmless, harmless_lines, keep_end, keep_start, pad, shown, width
@@ -149,3 +150,23 @@ def test_columns_of_the_environment_overrule_the_terminal_if_they_make_sense(pty
     make, _ = pty_screen  # a new pseudo terminal has no size
     monkeypatch.setenv("COLUMNS", value)
     assert make().columns == columns
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        (b"1%\r2%\r3%\n", "3%"),
+        (b"a\n1%\r2%\rdone\nb\n", "a\ndone\nb"),
+        (b"one\r\ntwo\r\r\n", "one\ntwo"),
+        (b"1%\r2%\r", "2%"),
+        (b"1%\r\x1b[K2%\x1b[0K\n", "2%"),
+        (b"1%\r\x1b[K\n", ""),
+        (b"1%\r\x1b[0m\n", "1%"),
+        (b"\x1b[1;31mred\x1b[m and \x1b[38:5:9mred\x1b[0m\n", "red and red"),
+        (b"\x1b[2J\x1b]0;t\x07\n", "\\x1b[2J\\x1b]0;t\\x07"),
+        (b"ok\xff\n\n", "ok\ufffd\n"),
+        (b"\r", ""),
+    ],
+)
+def test_output_is_shown_as_it_would_stand_on_a_terminal_in_the_end(written, shown):
+    assert job_text.readable(written) == shown

@@ -156,6 +156,15 @@ def test_a_directory_that_is_gone_is_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "name", ["👩\u200d🔬 night", "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", "Grüße ☃", "x" * 200]
+)
+def test_a_name_may_be_all_that_listings_show_as_it_is(run, peers, name):
+    peer = peers(answering({"Submit": submitted()}))
+    assert run(peer, "cmd", "--name", name, "true").code == 0
+    assert only_range(peer).payload.name == name
+
+
 def test_env_copies_a_name_and_sets_a_value(monkeypatch):
     env = dict(map(tuple, submit.place(["FOO", "BAR=", "HOME=/x"], {"FOO": "1", "HOME": "/h", "OTHER": "2"})["env"]))
     assert env == {"FOO": "1", "BAR": "", "HOME": "/x"}
@@ -171,6 +180,8 @@ def test_env_copies_a_name_and_sets_a_value(monkeypatch):
         (["--resource", "a=x", "x"], "Failed to parse resource: 'a=x'"),
         (["--name", " ", "x"], "Not a name"),
         (["--name", "a\nb", "x"], "Not a name"),
+        (["--name", "\u200d", "x"], "Not a name"),
+        (["--name", "a\u202eb", "x"], "Not a name"),
         (["-o", "", "x"], "--stdout needs the path"),
         (["x", "a\0b"], "zero byte"),
         (["x", "y" * 131_072], "MAX_ARG_STRLEN"),
@@ -559,6 +570,40 @@ def test_follow_of_an_unknown_job_fails_at_once(run, peers):
 
     done = run(peers(script), "follow", "3")
     assert (done.code, done.out, done.err) == (1, "", "Job not found!\n")
+
+
+def test_follow_of_several_goes_on_after_one_that_does_not_exist(run, peers):
+    def script(talk):
+        talk.greet()
+        watch, *streams = talk.hear()
+        talk.say({"type": "Watching", "seq": watch["seq"], "missing": [[3, 3]]})
+        talk.say(*({"type": "Failed", "seq": one["seq"], "error": "Job not found!"} for one in streams))
+        watch, *streams = talk.hear()
+        talk.say({**WATCHING, "seq": watch["seq"]})
+        for one in streams:
+            talk.say({"type": "Output", "seq": one["seq"], "offset": 0, "data": "YQ==", "end": True})
+        talk.say({**ended(4, EXITED_3, 3, 3), "seq": watch["seq"]})
+        talk.hear()
+
+    done = run(peers(script), "follow", "3", "4")
+    assert (done.code, done.out) == (3, "a")
+    assert done.err == "job 3:\nJob not found!\njob 4:\na"
+
+
+def test_follow_of_several_goes_on_after_one_that_cannot_be_read(run, peers):
+    def script(talk):
+        talk.greet()
+        watch, *streams = talk.hear()
+        talk.say({**WATCHING, "seq": watch["seq"]})
+        talk.say(*({"type": "Failed", "seq": one["seq"], "error": "It cannot be read."} for one in streams))
+        watch, *streams = talk.hear()
+        talk.say({**WATCHING, "seq": watch["seq"]})
+        talk.say(*({"type": "Output", "seq": one["seq"], "offset": 0, "end": True} for one in streams))
+        talk.say({**ended(4, {"type": "exited", "code": 0}), "seq": watch["seq"]})
+        talk.hear()
+
+    done = run(peers(script), "follow", "3", "4")
+    assert (done.code, done.err) == (1, "job 3:\nError: It cannot be read.\njob 4:\n")
 
 
 def test_version_tells_of_both_programs(run, peers):

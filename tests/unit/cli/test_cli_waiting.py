@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from peer import answering
 
@@ -81,10 +83,44 @@ def test_a_held_job_that_is_waited_for_is_told_with_the_way_to_let_it_start(run,
     assert done.err == "Job 4 waits: it is held. `kueue release 4` lets it start.\n"
 
 
-def test_of_many_jobs_one_is_told_if_none_has_started(run, peers):
+def test_of_many_jobs_one_is_told_if_none_runs(run, peers):
     rows = [row(4, "pending", BUSY), row(5, "pending", BUSY)]
     done = run(peers(lab(rows, [ended(4), ended(5)])), "wait-job", "4-5")
-    assert done.err == f"No job has started yet; job 5 waits: {BUSY}. `kueue explain 5` says more.\n"
+    assert done.err == f"None of the jobs runs now; job 5 waits: {BUSY}. `kueue explain 5` says more.\n"
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [([6], "Job 6 waits: it is held. "), ([6, 7], "None of the jobs runs now; job 7 waits: it is held. ")],
+)
+def test_those_that_have_ended_are_not_said_to_wait(run, peers, held, said):
+    def script(talk):
+        talk.greet()
+        watch = talk.hear()[0]["seq"]
+        talk.say({"seq": watch, **WATCHING, "missing": [[3, 3]]}, *({"seq": watch, **ended(job)} for job in (4, 5)))
+        for question in [*talk.hear()]:
+            rows = [row(job, "held") for job in held] if "held" in question["states"] else []
+            talk.say({"type": "JobList", "seq": question["seq"], "jobs": rows[-1:]})
+        talk.say(*({"seq": watch, **ended(job)} for job in held))
+        talk.hear()
+
+    done = run(peers(script), "wait-job", "3-5", *map(str, held))
+    assert done.err.splitlines()[1].startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("asked", "over", "named"),
+    [
+        ([(3, 5)], [], "the jobs go on. `kueue wait-job 3-5` waits again, `kueue remove-job --kill 3-5` ends them."),
+        ([(3, 5)], [(4, 4), (3, 3)], "the job goes on. `kueue wait-job 5` waits again, `kueue remove-job --kill 5`"),
+        ([(3, 9)], [(4, 4), (7, 7)], "`kueue wait-job 3,5-6,8-9` waits again"),
+        ([(0, 99)], [(job, job) for job in range(0, 99, 2)], "`kueue wait-job 1-99` waits again"),
+    ],
+)
+def test_after_an_interrupt_what_is_left_is_named(pty_screen, asked, over, named):
+    screen = pty_screen[0]()
+    waiting.tell_how_to_go_on(SimpleNamespace(screen=screen), asked, over)
+    assert named in screen._err.getvalue()
 
 
 @pytest.mark.parametrize("rows", [[row(4, "running")], [row(4, "running"), row(5, "pending", BUSY)]])
