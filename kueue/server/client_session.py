@@ -61,7 +61,10 @@ class ClientSession(Session):
         seq: int = getattr(question, "seq", -1)
         if isinstance(question, m.CleanJobs):
             # Belongs to the server: it is carried to its end even if this client goes.
-            self.driver.clean(self.number, question)
+            try:
+                self.driver.clean(self.number, question)
+            except KueueError as error:
+                self._say_failed(seq, error)
             return
         if seq in self._tasks or len(self._tasks) >= TASKS_MAX:
             self.say(m.Failed(seq=seq, error="Too many questions at once on this connection."))
@@ -74,6 +77,9 @@ class ClientSession(Session):
             with scope:
                 await answers.answer(self, question)
         except KueueError as error:
-            self.say(m.Failed(seq=seq, error=str(error), hint=error.hint, exit_code=error.exit_code))
+            self._say_failed(seq, error)
         finally:
             del self._tasks[seq]
+
+    def _say_failed(self, seq: int, error: KueueError) -> None:
+        self.say(m.Failed(seq=seq, error=str(error), hint=error.hint, exit_code=error.exit_code))

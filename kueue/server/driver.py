@@ -397,11 +397,19 @@ class Driver:
         for number in stored.closes:
             self._end(number)
         for number, question in stored.questions:
-            session = self.sessions.get(number)
-            if session is not None:
-                session.ask(question)
+            self._ask(number, question)
         for waiting in stored.changes:
             waiting.give(None)
+
+    def _ask(self, number: int, question: m.Message) -> None:
+        session = self.sessions.get(number)
+        if session is None:
+            return
+        try:
+            session.ask(question)
+        except Exception:  # noqa: BLE001  logged whole; what one peer asks must not end the others' server
+            _log.exception("a bug: %s cannot be asked a %s", session.stream.name, type(question).__name__)
+            session.end()
 
     # --- when the disk is full, or we have a bug ---------------------------------------------------------------------
 

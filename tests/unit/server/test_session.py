@@ -101,3 +101,28 @@ async def test_a_session_that_the_driver_knows_can_be_asked_until_it_has_left():
             await trio.lowlevel.checkpoint()
         assert asks > 1
         await (await house.client()).ask(m.ServerInfo)
+
+
+async def test_more_requests_to_clean_than_can_wait_are_refused_and_nobody_else_is_troubled():
+    async with serving(MemoryStore()) as house:
+        client, other = await house.client(), await house.client()
+        questions = [m.CleanJobs(seq=seq, request_id=f"{seq:032x}") for seq in range(150)]
+        client.say(*questions)
+        answers = [await client.hear() for _ in questions]
+        assert sorted(answer.seq for answer in answers) == list(range(150))
+        refused = [answer for answer in answers if isinstance(answer, m.Failed)]
+        assert refused
+        assert all("busy cleaning" in answer.error for answer in refused)
+        assert await other.submit("x") == [0]
+
+
+async def test_a_question_that_meets_a_bug_ends_its_own_connection_alone(monkeypatch):
+    def broken(*_):
+        raise AssertionError
+
+    async with serving(MemoryStore()) as house:
+        client, other = await house.client(), await house.client()
+        monkeypatch.setattr(house.driver.upkeep, "ask", broken)
+        client.put(m.CleanJobs)
+        await client.end()
+        assert await other.submit("x") == [0]
