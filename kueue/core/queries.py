@@ -8,15 +8,16 @@ Rules
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import datetime
 
 from kueue.core import estimates as estimate
 from kueue.core import facts as f
 from kueue.core.engine import Engine
-from kueue.core.placement import held_by, obstacle, short_counter, too_small
+from kueue.core.placement import held_by
 from kueue.core.queue import Queue
+from kueue.core.reasons import READ_ONLY, Sight, first_reason, next_in_line, on_worker, reasons
 from kueue.core.room import free_room
 from kueue.core.state import GLOBAL_SLOTS, Attempt, Job, payload_of
 from kueue.core.wording import comment
@@ -31,9 +32,6 @@ WORDS: dict[JobState, m.JobFilter] = {
     JobState.RUNNING: "running",
     JobState.UNREACHABLE: "running",
 }
-
-
-READ_ONLY = "read-only: the server's disk is full, nothing is offered"
 
 
 def job_filter_of(job: Job) -> m.JobFilter:
@@ -89,8 +87,13 @@ def estimates(engine: Engine, now: Now) -> tuple[int, int]:
 # --- jobs ------------------------------------------------------------------------------------------------------------
 
 
-def live_row(engine: Engine, job: Job, now: Now) -> m.JobRow:
-    """A live job in a listing."""
+def live_rows(engine: Engine, jobs: Iterable[Job], now: Now) -> Iterator[m.JobRow]:
+    """Live jobs in a listing; to be taken before anything changes."""
+    sight = Sight(engine.queue, now)
+    return (_live_row(sight, job) for job in jobs)
+
+
+def _live_row(sight: Sight, job: Job) -> m.JobRow:
     attempt = job.attempt
     return m.JobRow(
         id=job.id,
@@ -100,12 +103,12 @@ def live_row(engine: Engine, job: Job, now: Now) -> m.JobRow:
         request=job.template.request,
         taken_cores=attempt.share.cores if attempt else None,
         taken_ram_mb=attempt.share.ram_mb if attempt else None,
-        worker=engine.queue.name_of(attempt.node) if attempt else None,
+        worker=sight.queue.name_of(attempt.node) if attempt else None,
         issued_wall=job.template.issued_wall,
         offered_wall=attempt.offered_wall if attempt else None,
         started_wall=attempt.started_wall if attempt else None,
         attempt=_number(job),
-        note=_note(engine.queue, job, attempt, now),
+        note=_note(sight, job, attempt),
         stopping=job.state is JobState.STOPPING,
     )
 
@@ -116,9 +119,10 @@ def _number(job: Job) -> int:
     return job.numbered
 
 
-def _note(queue: Queue, job: Job, attempt: Attempt | None, now: Now) -> str:
+def _note(sight: Sight, job: Job, attempt: Attempt | None) -> str:
+    queue = sight.queue
     if attempt is None:
-        return reasons(queue, job, now)[0] if job.state is JobState.PENDING else ""
+        return first_reason(sight, job) if job.state is JobState.PENDING else ""
     words: list[str] = []
     if job.state is JobState.STOPPING:
         words.append("stopping")
@@ -139,44 +143,44 @@ def _note(queue: Queue, job: Job, attempt: Attempt | None, now: Now) -> str:
     return ", ".join(words)
 
 
-def next_in_line(worker: str) -> str:
-    """Why a job waits that was offered ahead."""
-    return f"next in line behind a short job on {worker}"
-
-
 def clock(wall: float | None) -> str:
     """Hour and minute, local time."""
     return "" if wall is None else datetime.fromtimestamp(wall).strftime("%H:%M")  # noqa: DTZ006 - shown to people here
 
 
-def live_detail(engine: Engine, job: Job, now: Now) -> m.JobDetail:
-    """All about a live job."""
+def live_details(engine: Engine, jobs: Iterable[Job], now: Now) -> Iterator[m.JobDetail]:
+    """All about live jobs; to be taken before anything changes."""
+    sight = Sight(engine.queue, now)
+    return (_live_detail(sight, job) for job in jobs)
+
+
+def _live_detail(sight: Sight, job: Job) -> m.JobDetail:
     attempts = [_past_row(past) for past in job.past]
     if job.attempt is not None:
         attempts.append(
             m.AttemptRow(
                 number=job.attempt.number,
                 offer=job.attempt.offer,
-                worker=engine.queue.name_of(job.attempt.node),
+                worker=sight.queue.name_of(job.attempt.node),
                 offered_wall=job.attempt.offered_wall,
                 started_wall=job.attempt.started_wall,
             )
         )
     return m.JobDetail(
-        row=live_row(engine, job, now),
+        row=_live_row(sight, job),
         place=job.template.place,
         terms=job.template.terms,
         principal=job.template.principal,
         attempts=tuple(attempts),
-        waits=tuple(_waits(engine.queue, job, now)),
+        waits=tuple(_waits(sight, job)),
     )
 
 
-def _waits(queue: Queue, job: Job, now: Now) -> list[str]:
+def _waits(sight: Sight, job: Job) -> list[str]:
     if job.attempt is None or job.may_be_given_away:
-        return reasons(queue, job, now)
+        return reasons(sight, job)
     if job.attempt.waits_in_line(job.state):
-        return [next_in_line(queue.name_of(job.attempt.node))]
+        return [next_in_line(sight.queue.name_of(job.attempt.node))]
     return []
 
 
@@ -231,61 +235,19 @@ def finished_detail(row: f.FinishedJob, events: Sequence[tuple[float, str, str]]
 # --- why a job waits -------------------------------------------------------------------------------------------------
 
 
-def reasons(queue: Queue, job: Job, now: Now) -> list[str]:
-    """Why a waiting job waits: the most telling sentence first; never empty."""
-    if job.state is JobState.HELD:
-        return ["held; `kueue release` lets it start"]
-    request = job.template.request
-    short = short_counter(request, queue.state.used, queue.counter_totals(), held_by(queue.state, job))
-    sentences = [f"waiting for {short.sentence()}"] if short is not None else []
-    nodes = [node for node in queue.state.nodes.values() if not _is_away(queue, node.record.id)]
-    if not nodes:
-        return [*sentences, READ_ONLY if queue.answering else "no worker is connected"]
-    lasting = [too_small(request, node.record.totals) for node in nodes]
-    if all(lasting):
-        best = max((o for o in lasting if o is not None), key=lambda o: o.there)
-        return [f"no worker has {best.asked} {best.what}; the largest has {best.there}{best.remedy()}", *sentences]
-    directory = job.template.directory
-    able = [node for node, small in zip(nodes, lasting, strict=True) if small is None]
-    declines = [queue.worker(node.record.id).declined.get(directory) for node in able]
-    if all(declines):
-        said = declines[0].reason if declines[0] is not None else ""
-        return [f"directory {directory} is seen by no worker ({said})", *sentences]
-    for node in able:
-        name, fits, sentence = _on(queue, job, node.record.id, now)
-        if not fits:
-            sentences.append(f"worker {name} {sentence}")
-    return sentences or ["about to be offered"]
-
-
-def _is_away(queue: Queue, node: int) -> bool:
-    return queue.worker(node).session is None
-
-
-def _on(queue: Queue, job: Job, node_id: int, now: Now) -> tuple[str, bool, str]:
-    worker = queue.worker(node_id)
-    node = queue.node(node_id)
-    name = node.record.name
-    found = obstacle(job.template.request, worker.room(node, now.steady))
-    if found is not None:
-        return name, False, found.sentence()
-    decline = worker.declined.get(job.template.directory) or worker.declined_jobs.get(job.id)
-    if decline is not None:
-        return name, False, f"does not take it: {decline.reason}"
-    return name, True, "would fit"
-
-
 def explain(engine: Engine, job: Job, now: Now) -> tuple[str, list[tuple[str, bool, str]], list[tuple[str, bool, str]]]:
     """(verdict, workers, counters): one (name, would fit, sentence) per worker and per counter the job touches."""
     queue = engine.queue
     request = job.template.request
     called = Counter(node.record.name for node in queue.state.nodes.values())
+    sight = Sight(queue, now)
     workers: list[tuple[str, bool, str]] = []
-    for node in sorted(queue.state.nodes):
-        name, fits, sentence = _on(queue, job, node, now)
+    for number, node in sorted(queue.state.nodes.items()):
+        name = node.record.name
+        fits, sentence = on_worker(sight, job, node)
         # The name stays what other commands take; of several that have it the id tells which.
-        workers.append((name, fits, f"(id {node}) {sentence}" if called[name] > 1 else sentence))
-    totals = queue.counter_totals()
+        workers.append((name, fits, f"(id {number}) {sentence}" if called[name] > 1 else sentence))
+    totals = sight.counters
     own = held_by(queue.state, job)
     counters: list[tuple[str, bool, str]] = []
     for name, amount in (*request.counters, (GLOBAL_SLOTS, request.slots)):
@@ -296,11 +258,11 @@ def explain(engine: Engine, job: Job, now: Now) -> tuple[str, list[tuple[str, bo
         sentence = f"{used} of {total} used, {amount} asked for"
         counters.append((shown, fits, f"would fit: {sentence}" if fits else sentence))
     if job.state in {JobState.HELD, JobState.PENDING} or job.may_be_given_away:
-        verdict = reasons(queue, job, now)[0]
+        verdict = first_reason(sight, job)
     elif job.attempt is not None and job.attempt.waits_in_line(job.state):
         verdict = next_in_line(queue.name_of(job.attempt.node))
     else:
-        note = _note(queue, job, job.attempt, now)
+        note = _note(sight, job, job.attempt)
         verdict = f"it does not wait: it is {job_filter_of(job)}" + (f" ({note})" if note else "")
     return verdict, workers, counters
 

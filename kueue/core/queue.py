@@ -8,7 +8,7 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -110,6 +110,8 @@ class Queue:
     """Job → (session, seq) that want to hear of its end."""
     watched: dict[int, set[int]] = field(default_factory=dict)
     """Session → the jobs that it watches."""
+    held_back: dict[tuple[int, int], dict[int, Outcome]] = field(default_factory=dict)
+    """(session, seq) that has not been told yet what it watches → how jobs of that ended meanwhile."""
     removals: list[Removal] = field(default_factory=list)
     holdings: list[Holding] = field(default_factory=list)
     """Those that are being worked on, the oldest first."""
@@ -229,7 +231,11 @@ class Queue:
             if decided:
                 self._count_end(attempt.node, outcome, end, now)
         for session, seq in sorted(self.watchers.pop(job.id, ())):
-            self.say(session, job_ended(seq, job.id, outcome))
+            held_back = self.held_back.get((session, seq))
+            if held_back is None:
+                self.say(session, job_ended(seq, job.id, outcome))
+            else:
+                held_back[job.id] = outcome
             self.watched[session].discard(job.id)
 
     def watch(self, session: int, seq: int, job: int) -> None:
@@ -238,6 +244,8 @@ class Queue:
         self.watched.setdefault(session, set()).add(job)
 
     def stop_watching(self, session: int) -> None:
+        for key in [key for key in self.held_back if key[0] == session]:
+            del self.held_back[key]
         for job in self.watched.pop(session, ()):
             left = {(other, seq) for other, seq in self.watchers[job] if other != session}
             if left:
@@ -293,12 +301,26 @@ def job_ended(seq: int, job: int, outcome: Outcome) -> m.JobEnded:
     return m.JobEnded(seq=seq, id=job, outcome=outcome, return_code=return_code(outcome), exit_code=exit_code(outcome))
 
 
-def too_many(queue: Queue, session: int, seq: int, ranges: Iterable[tuple[int, int]]) -> bool:
+def told_of(ranges: Sequence[tuple[int, int]], next_job: int) -> int:
+    """How much the answer to a question about these ids holds: each that was given, each range of those that were not.
+
+    An id that is named twice counts twice.
+    """
+    given = sum(max(0, min(last + 1, next_job) - max(0, first)) for first, last in ranges)
+    return given + sum(last >= max(first, next_job) for first, last in ranges)
+
+
+def is_too_much(ranges: Sequence[tuple[int, int]], next_job: int) -> bool:
+    """Whether a question that names these ids is refused: nothing needs to be looked up for it."""
+    return told_of(ranges, next_job) > IDS_AT_ONCE
+
+
+def too_many(queue: Queue, session: int, seq: int, ranges: Sequence[tuple[int, int]]) -> bool:
     """Refuse a question that names more jobs than one answer can tell of. Returns whether it was refused."""
     next_job = queue.state.sums.next_job
-    named = sum(max(0, min(last + 1, next_job) - max(0, first)) for first, last in ranges)
-    if named <= IDS_AT_ONCE:
+    if not is_too_much(ranges, next_job):
         return False
+    named = told_of(ranges, next_job)
     error = f"{named} jobs are named; at most {IDS_AT_ONCE} are taken in one question"
     queue.say(session, m.Failed(seq=seq, error=error, hint="name them in smaller ranges"))
     return True

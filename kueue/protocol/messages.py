@@ -103,7 +103,10 @@ class ShowJobs(Message, frozen=True, kw_only=True):
 
 
 class WatchJobs(Message, frozen=True, kw_only=True):
-    """Answered by `Watching` at once, then by one `JobEnded` for each job when it is done."""
+    """Answered by `Watching`, then by one `JobEnded` for each job when it is done.
+
+    `Watching` comes at once; of very many jobs, when it is known which of them are in the record.
+    """
 
     seq: int
     ids: tuple[tuple[int, int], ...]

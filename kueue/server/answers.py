@@ -1,4 +1,4 @@
-"""Answers to questions that change nothing, each a task of its session.
+"""Answers to questions that change nothing, each a task of its session; what watches very many jobs is one, too.
 
 Rules
 - Live jobs come from the engine, finished ones from the store, in pages: nobody waits for somebody else's long list.
@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import aclosing
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,9 +22,10 @@ from kueue import __version__, clock
 from kueue.core import queries
 from kueue.core.engine import Engine
 from kueue.core.facts import FinishedJob, Kind
+from kueue.core.queue import job_ended
 from kueue.core.state import Job
 from kueue.errors import Bug, UserError
-from kueue.model import Now
+from kueue.model import Now, Outcome
 from kueue.protocol import messages as m
 from kueue.server import backup, outage
 from kueue.storage.store import PAGE, Store
@@ -39,7 +41,11 @@ PART_BYTES = 256 * 1024
 """Of one part of a long answer, so that it crosses also a slow line well within the time a reader has for it."""
 DETAILS = 8
 """Jobs in one part of `JobDetails`: each may carry four excerpts of 64 KiB."""
+DETAILS_AT_ONCE = 4 * DETAILS
+"""Jobs of which all is read in one turn of the store: each turn costs more than most jobs."""
 KINDS: tuple[Kind, ...] = ("succeeded", "failed", "canceled")
+WATCHED_AT_ONCE = 16 * PAGE
+"""Most ids that a watch looks at between two rounds."""
 SPAN_MAX = 1 << 62
 """Above every id that can be given."""
 EVERYTHING: Ranges = ((0, SPAN_MAX),)
@@ -61,6 +67,8 @@ async def answer(session: Session, question: m.Message) -> None:
         case m.ListResources(seq=seq):
             rows = await driver.look(lambda engine, _: queries.resource_rows(engine))
             session.say(m.ResourceList(seq=seq, resources=tuple(rows)))
+        case m.WatchJobs():
+            await _watch(session, question)
         case m.ReadOutput():
             await driver.outputs.read(session, question)
         case m.ServerInfo(seq=seq):
@@ -106,14 +114,15 @@ async def _list_jobs(session: Session, question: m.ListJobs) -> None:
     within = [(max(first, low), min(last, above - 1)) for first, last in ids if last >= low and first < above]
     rows: list[m.JobRow] = []
     size = 0
-    async for page in _pages(driver, live, kinds, within, states):
-        for row in page:
-            rows.append(row)
-            size += _size(row)
-            if size > PART_BYTES:
-                session.say(m.JobList(seq=question.seq, jobs=tuple(rows), end=False))
-                await session.stream.drained(PART_BYTES)
-                rows, size = [], 0
+    async with aclosing(_pages(driver, live, kinds, within, states)) as pages:
+        async for page in pages:
+            for row in page:
+                rows.append(row)
+                size += _size(row)
+                if size > PART_BYTES:
+                    session.say(m.JobList(seq=question.seq, jobs=tuple(rows), end=False))
+                    await session.stream.drained(PART_BYTES)
+                    rows, size = [], 0
     session.say(m.JobList(seq=question.seq, jobs=tuple(rows), counts=counts, average_seconds=average, eta_seconds=eta))
 
 
@@ -142,7 +151,7 @@ async def _lowest(driver: Driver, live: list[int], kinds: Sequence[Kind], ids: R
 
 async def _pages(
     driver: Driver, live: list[int], kinds: Sequence[Kind], ids: Ranges, states: Collection[str]
-) -> AsyncIterator[list[m.JobRow]]:
+) -> AsyncGenerator[list[m.JobRow], None]:
     """Rows in ascending ids. `live`: ids that were live when the question was looked at."""
     for first, last in _disjoint(ids):
         start, width = first, PAGE
@@ -177,12 +186,9 @@ def _finished_ids(
 
 
 def _live_rows(ids: Sequence[int], states: Collection[str], engine: Engine, now: Now) -> dict[int, m.JobRow]:
-    rows = {}
-    for job_id in ids:
-        job = engine.state.jobs.get(job_id)
-        if job is not None and (not states or queries.job_filter_of(job) in states):
-            rows[job_id] = queries.live_row(engine, job, now)
-    return rows
+    jobs = (engine.state.jobs.get(job_id) for job_id in ids)
+    chosen = (job for job in jobs if job is not None and (not states or queries.job_filter_of(job) in states))
+    return {row.id: row for row in queries.live_rows(engine, chosen, now)}
 
 
 def _disjoint(ids: Ranges) -> list[tuple[int, int]]:
@@ -205,22 +211,23 @@ async def _show_jobs(session: Session, question: m.ShowJobs) -> None:
     details: list[m.JobDetail] = []
     # In the order of the question; ranges are walked in pages because most of a wide one may be gone.
     for first, last in [(max(0, first), min(last, above - 1)) for first, last in question.ids]:
-        async for start, end, present in _present(driver, first, last):
-            missing += _gaps(start, end, present)
-            for job in present:
-                detail = await _detail(driver, job)
-                if detail is None:
-                    missing.append((job, job))
-                    continue
-                details.append(detail)
-                if len(details) >= DETAILS:
-                    session.say(m.JobDetails(seq=question.seq, jobs=tuple(details), end=False))
-                    await session.stream.drained(PART_BYTES)
-                    details = []
+        async with aclosing(_present(driver, first, last)) as windows:
+            async for start, end, present in windows:
+                missing += _gaps(start, end, present)
+                for begin in range(0, len(present), DETAILS_AT_ONCE):
+                    some = present[begin : begin + DETAILS_AT_ONCE]
+                    found = await _details(driver, some)
+                    missing += [(job, job) for job in some if job not in found]
+                    for detail in found.values():
+                        details.append(detail)
+                        if len(details) >= DETAILS:
+                            session.say(m.JobDetails(seq=question.seq, jobs=tuple(details), end=False))
+                            await session.stream.drained(PART_BYTES)
+                            details = []
     session.say(m.JobDetails(seq=question.seq, jobs=tuple(details), missing=tuple(_disjoint(missing))))
 
 
-async def _present(driver: Driver, first: int, last: int) -> AsyncIterator[tuple[int, int, list[int]]]:
+async def _present(driver: Driver, first: int, last: int) -> AsyncGenerator[tuple[int, int, list[int]], None]:
     """The windows of a range, each with the ids in it that are in the record."""
     width = PAGE
     while first <= last:
@@ -252,19 +259,73 @@ def _gaps(first: int, last: int, present: Sequence[int]) -> list[tuple[int, int]
     return gaps
 
 
-async def _detail(driver: Driver, job_id: int) -> m.JobDetail | None:
-    def live(engine: Engine, now: Now) -> m.JobDetail | None:
-        job = engine.state.jobs.get(job_id)
-        return None if job is None else queries.live_detail(engine, job, now)
+async def _watch(session: Session, question: m.WatchJobs) -> None:
+    """Of very many jobs: nothing is said before it is known which of them exist, though some may end meanwhile."""
+    driver = session.driver
+    watch = session.number, question.seq
 
-    def record(store: Store) -> tuple[FinishedJob | None, tuple[tuple[float, str, str], ...]]:
-        return store.finished_job(job_id), tuple((e.wall, e.who, e.what) for e in store.events(job=job_id))
+    def begin(engine: Engine, _: Now) -> int:
+        engine.queue.held_back[watch] = {}
+        return engine.state.sums.next_job
 
-    detail = await driver.look(live)
-    row, events = await driver.read(record)
-    if row is not None:
-        return queries.finished_detail(row, events)
-    return None if detail is None else msgspec.structs.replace(detail, events=events)
+    def tell(engine: Engine, _: Now) -> dict[int, Outcome]:
+        session.say(m.Watching(seq=question.seq, missing=tuple(_disjoint(missing))))
+        return engine.queue.held_back.pop(watch, {})
+
+    try:
+        above = await driver.look(begin)
+        missing = [(max(first, above), last) for first, last in question.ids if last >= above]
+        over: dict[int, Outcome] = {}
+        for first, last in _disjoint([(max(0, first), min(last, above - 1)) for first, last in question.ids]):
+            begin_at, width = first, PAGE
+            while begin_at <= last:
+                end = min(last, begin_at + width - 1)
+                live = await driver.look(partial(_watch_between, watch, begin_at, end))
+                # What was not live at the look has been stored by now.
+                past = await driver.read(partial(_finished, [(begin_at, end)], ()))
+                if len(past) == PAGE and width > PAGE:
+                    width = PAGE
+                    continue
+                over.update((row.id, row.outcome) for row in past)
+                missing += _gaps(begin_at, end, sorted({*live, *(row.id for row in past)}))
+                begin_at = end + 1
+                width = PAGE if past else min(WATCHED_AT_ONCE, width * 4)
+        over.update(await driver.look(tell))
+    finally:
+        driver.engine.queue.held_back.pop(watch, None)
+    ends = (job_ended(question.seq, job, outcome) for job, outcome in over.items())
+    while part := tuple(islice(ends, PAGE)):
+        session.say(*part)
+        await session.stream.drained(PART_BYTES)
+
+
+def _watch_between(watch: tuple[int, int], first: int, last: int, engine: Engine, now: Now) -> list[int]:
+    live = _live_between(first, last, engine, now)
+    for job in live:
+        engine.queue.watch(*watch, job)
+    return live
+
+
+async def _details(driver: Driver, ids: Sequence[int]) -> dict[int, m.JobDetail]:
+    """Those of the jobs (ascending) that are in the record, by one look and one read."""
+
+    def live(engine: Engine, now: Now) -> dict[int, m.JobDetail]:
+        jobs = (job for job_id in ids if (job := engine.state.jobs.get(job_id)) is not None)
+        return {detail.row.id: detail for detail in queries.live_details(engine, jobs, now)}
+
+    def record(store: Store) -> dict[int, tuple[FinishedJob | None, tuple[tuple[float, str, str], ...]]]:
+        return {
+            job_id: (store.finished_job(job_id), tuple((e.wall, e.who, e.what) for e in store.events(job=job_id)))
+            for job_id in ids
+        }
+
+    details = await driver.look(live)
+    for job_id, (row, events) in (await driver.read(record)).items():
+        if row is not None:
+            details[job_id] = queries.finished_detail(row, events)
+        elif job_id in details:
+            details[job_id] = msgspec.structs.replace(details[job_id], events=events)
+    return dict(sorted(details.items()))
 
 
 async def _explain(session: Session, question: m.ExplainJob) -> None:

@@ -39,7 +39,7 @@ from kueue.server.ledger import Broken, Ledger
 from kueue.server.mailbox import Mailbox
 from kueue.server.measures import Measures
 from kueue.server.output import Outputs
-from kueue.server.past import named, rows
+from kueue.server.past import is_long, named, rows
 from kueue.server.session import Session
 from kueue.server.timekeeper import Timekeeper, slept
 from kueue.server.upkeep import Upkeep
@@ -211,6 +211,8 @@ class Driver:
 
     async def look(self, look: Look[T]) -> T:
         """What `look`, a plain quick function, says of the stored state."""
+        # What it notes for a session that has left nobody would take away.
+        await trio.lowlevel.checkpoint_if_cancelled()
         if not self._busy and not self._ledger.is_rebuilding and not self._ledger.pending.facts:
             return look(self.engine, self._now())
         waiting = self._desk.look(look)
@@ -342,6 +344,9 @@ class Driver:
                 pending.askers.append((session.number, message.seq))
         elif isinstance(message, m.WatchJobs):
             session.is_watching = True
+            if is_long(message, self.engine.state.sums.next_job):
+                pending.questions.append((session.number, message))
+                return
         else:
             pending.questions.append((session.number, message))
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from kueue.core.facts import FinishedJob
+from kueue.core.queue import PORTION, is_too_much, told_of
 from kueue.protocol import messages as m
 from kueue.storage.store import PAGE, Store
 
@@ -17,6 +18,10 @@ def named(mail: Sequence[m.Message], live: Container[int], above: int) -> list[t
     ranges: set[tuple[int, int]] = set()
     for message in mail:
         match message:
+            case m.RemoveJobs() | m.HoldJobs() | m.ReleaseJobs() if is_too_much(message.ids, above):
+                pass
+            case m.WatchJobs() if is_long(message, above):
+                pass
             case m.RemoveJobs() | m.HoldJobs() | m.ReleaseJobs() | m.WatchJobs():
                 ranges.update((max(0, first), min(last, above - 1)) for first, last in message.ids if first < above)
             case m.WorkerHello():
@@ -24,6 +29,11 @@ def named(mail: Sequence[m.Message], live: Container[int], above: int) -> list[t
             case _:
                 pass
     return sorted((first, last) for first, last in ranges if first != last or first not in live)
+
+
+def is_long(question: m.WatchJobs, above: int) -> bool:
+    """Whether it names so many jobs that a task of its session looks them up, page by page."""
+    return told_of(question.ids, above) > PORTION
 
 
 def rows(store: Store, ranges: Sequence[tuple[int, int]]) -> dict[int, FinishedJob]:

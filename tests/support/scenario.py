@@ -26,6 +26,7 @@ from kueue.core import facts as f
 from kueue.core import invariants, queries
 from kueue.core.engine import Engine
 from kueue.core.queue import Turn
+from kueue.core.reasons import Sight, reasons
 from kueue.core.settings import Settings
 from kueue.core.wording import outcome_text
 from kueue.model import (
@@ -197,8 +198,8 @@ class Scenario:
     def do_why(self, words: list[str]) -> None:
         """Why a live job waits."""
         job = self.engine.state.jobs[int(words[0])]
-        waits = queries.live_detail(self.engine, job, self.now).waits
-        self.lines += waits or queries.reasons(self.engine.queue, job, self.now)
+        (detail,) = queries.live_details(self.engine, [job], self.now)
+        self.lines += detail.waits or reasons(Sight(self.engine.queue, self.now), job)
 
     def do_jobs(self, _: list[str]) -> None:
         """Live and finished jobs, and the attempts of their past."""

@@ -6,7 +6,10 @@ import pytest
 
 from kueue.core import queries
 from kueue.core.engine import Engine
+from kueue.core.reasons import READ_ONLY, Sight, reasons
 from kueue.core.settings import Settings
+from kueue.core.state import Job
+from kueue.core.workers import Worker
 from kueue.model import EndRecord, Exited, JobRange, MachineTotals, Now, Payload, Place, Request
 from kueue.protocol import messages as m
 
@@ -31,6 +34,11 @@ def engine() -> Engine:
     return engine
 
 
+def row_of(engine: Engine, job: Job) -> m.JobRow:
+    (row,) = queries.live_rows(engine, [job], NOW)
+    return row
+
+
 def test_a_job_that_is_being_stopped_counts_as_what_it_was(engine):
     counts = dict(queries.counts(engine))
     assert counts == {
@@ -40,7 +48,7 @@ def test_a_job_that_is_being_stopped_counts_as_what_it_was(engine):
 
 
 def test_a_row_says_that_the_job_is_being_stopped(engine):
-    row = queries.live_row(engine, engine.state.jobs[3], NOW)
+    row = row_of(engine, engine.state.jobs[3])
     assert (row.state, row.stopping, row.note, row.worker) == ("running", True, "stopping", "ralab04")
 
 
@@ -60,10 +68,10 @@ def test_a_waiting_job_is_explained_per_worker_and_counter(engine):
 
 def test_a_silent_worker_is_named_with_its_jobs(engine):
     engine.session_closed(1, NOW)
-    assert queries.live_row(engine, engine.state.jobs[0], NOW).note == "worker ralab04 not connected"
+    assert row_of(engine, engine.state.jobs[0]).note == "worker ralab04 not connected"
     for steady in (301.0, 301.1):
         engine.tick(Now(wall=1301.0, steady=steady))
-    note = queries.live_row(engine, engine.state.jobs[0], NOW).note
+    note = row_of(engine, engine.state.jobs[0]).note
     assert note.startswith("worker ralab04 silent since ")
     (row,) = queries.worker_rows(engine, NOW)
     assert (row.state, row.running, row.offered) == ("silent", (0,), (1,))
@@ -73,9 +81,9 @@ def test_a_worker_that_answers_while_nothing_can_be_recorded_is_not_shown_as_awa
     engine.session_closed(1, NOW)
     engine.queue.answering = frozenset({"ralab04"})
     (row,) = queries.worker_rows(engine, NOW)
-    assert (row.state, row.note) == ("online", queries.READ_ONLY)
-    assert queries.live_row(engine, engine.state.jobs[0], NOW).note == ""
-    assert queries.reasons(engine.queue, engine.state.jobs[4], NOW) == [queries.READ_ONLY]
+    assert (row.state, row.note) == ("online", READ_ONLY)
+    assert row_of(engine, engine.state.jobs[0]).note == ""
+    assert reasons(Sight(engine.queue, NOW), engine.state.jobs[4]) == [READ_ONLY]
 
 
 def test_ids_are_chosen_by_word_alike_with_and_without_attempts(engine):
@@ -95,3 +103,40 @@ def test_workers_of_one_name_are_explained_with_their_ids(engine):
     _, workers, _ = queries.explain(engine, engine.state.jobs[4], NOW)
     assert [name for name, _, _ in workers] == ["ralab04", "ralab04"]
     assert [sentence[:7] for _, _, sentence in workers] == ["(id 0) ", "(id 1) "]
+
+
+def test_each_worker_is_looked_at_once_for_a_whole_listing(engine, monkeypatch):
+    for session in range(20, 30):
+        name = f"w{session}"
+        totals = MachineTotals(slots=1, cores=1, ram_mb=1)
+        engine.handle(
+            session, m.WorkerHello(identity=name, name=name, machine_id=name, boot_id="b", totals=totals), NOW
+        )
+    entry = JobRange(payload=Payload(argv=("true",)), place=Place(cwd="/d"), request=Request(slots=4), count=100)
+    engine.handle(9, m.Submit(seq=1, request_id="e", ranges=(entry,)), NOW)
+    looked: list[int] = []
+    room = Worker.room
+
+    def counted(worker, node, now_steady):
+        looked.append(worker.id)
+        return room(worker, node, now_steady)
+
+    monkeypatch.setattr(Worker, "room", counted)
+    jobs = [job for job in engine.state.jobs.values() if job.template.request.slots == 4]
+    rows = list(queries.live_rows(engine, jobs, NOW))
+    assert [row.note for row in rows] == ["worker ralab04 has 0 job slots free, 4 asked for"] * 100
+    assert looked == [0]
+    looked.clear()
+    assert len(list(queries.live_details(engine, jobs, NOW))) == 100
+    assert sorted(looked) == [0]
+    looked.clear()
+    assert len(list(queries.live_rows(engine, engine.state.jobs.values(), NOW))) == len(engine.state.jobs)
+    assert len(looked) == len(set(looked))
+
+
+def test_a_listing_says_of_each_job_what_is_said_of_it_alone(engine):
+    rows = list(queries.live_rows(engine, engine.state.jobs.values(), NOW))
+    assert rows == [row_of(engine, job) for job in engine.state.jobs.values()]
+    for job in engine.state.jobs.values():
+        if job.attempt is None:
+            assert row_of(engine, job).note == reasons(Sight(engine.queue, NOW), job)[0]

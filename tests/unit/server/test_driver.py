@@ -362,6 +362,28 @@ async def test_details_name_what_is_missing(store):
         assert answer.missing == ((5, 9), (30, 40))
 
 
+async def test_details_of_many_jobs_are_read_many_at_once(store, monkeypatch):
+    async with serving(store) as house:
+        client = await house.client()
+        await client.submit("x", count=1000, held=True)
+        await client.ask(m.RemoveJobs, ids=((0, 399),))
+        reads = []
+        read = house.driver.read
+        monkeypatch.setattr(house.driver, "read", lambda question: reads.append(question) or read(question))
+        seq = client.put(m.ShowJobs, ids=((0, 999),))
+        details: list[m.JobDetail] = []
+        while True:
+            part = await client.hear_a(m.JobDetails)
+            assert part.seq == seq
+            details += part.jobs
+            if part.end:
+                break
+        assert [detail.row.id for detail in details] == list(range(1000))
+        assert [detail.row.state for detail in details] == ["canceled"] * 400 + ["held"] * 600
+        # Two windows of ids, each read 32 jobs at a time.
+        assert len(reads) == 2 * (1 + 16)
+
+
 async def test_questions_about_what_is_not_there_fail_with_a_sentence(store):
     async with serving(store) as house:
         client = await house.client()
