@@ -149,38 +149,52 @@ class _File:
             self.data: dict[str, Any] = {}
             return
         except OSError as error:
-            raise ConfigError(f"Failed to load config: {path} cannot be read: {error.strerror}.") from error
+            raise _unreadable(path, error) from error
         try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
                 raise ConfigError(f"Failed to load config: {path} is not a file.")
             self.mode = stat.S_IMODE(found.st_mode)
             self.data = _parsed(path, descriptor, found, cache_dir)
+        except OSError as error:
+            raise _unreadable(path, error) from error
         finally:
             os.close(descriptor)
 
     def line(self, section: str, key: str = "") -> int:
         """The line of a key (or of the section's head), 0 if it cannot be found."""
         here = ""
-        with open(self.path, encoding="utf-8", errors="replace") as file:
-            for number, line in enumerate(file, 1):
-                text = line.strip()
-                if text.startswith("["):
-                    here = text.strip("[]# \t").partition("]")[0].strip(" \t\"'")
-                    if here == section and not key:
-                        return number
-                    continue
-                name = text.partition("=")[0].strip(" \t\"'") if "=" in text else ""
-                if name == key and key and here == section:
+        for number, line in enumerate(_lines(self.path), 1):
+            text = line.strip()
+            if text.startswith("["):
+                here = text.strip("[]# \t").partition("]")[0].strip(" \t\"'")
+                if here == section and not key:
                     return number
-                if not here and name in {section, f"{section}.{key}"}:
-                    return number
+                continue
+            name = text.partition("=")[0].strip(" \t\"'") if "=" in text else ""
+            if name == key and key and here == section:
+                return number
+            if not here and name in {section, f"{section}.{key}"}:
+                return number
         return 0
 
     def wrong(self, section: str, key: str, what: str, hint: str = "") -> ConfigError:
         line = self.line(section, key) if self.exists else 0
         where = f"{self.path}, line {line}" if line else self.path
         return ConfigError(f"Failed to load config: {where}: {section}{'.' if key else ''}{key} {what}.", hint=hint)
+
+
+def _unreadable(path: str, error: OSError) -> ConfigError:
+    return ConfigError(f"Failed to load config: {path} cannot be read: {error.strerror}.")
+
+
+def _lines(path: str) -> list[str]:
+    """None if the file is gone since it was parsed; its mistake is told all the same."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.readlines()
+    except OSError:
+        return []
 
 
 def _parsed(path: str, descriptor: int, found: os.stat_result, cache_dir: str | None) -> dict[str, Any]:
@@ -320,7 +334,7 @@ def _valid(section: type[Section], key: str, known: Setting, value: Any) -> Any:
         value = _metrics_place(key, value.strip())
     if section is CommonSettings and key == "server_name":
         value = value.strip()
-        if not value or any(character.isspace() for character in value):
+        if not value.isprintable() or len(value.split()) != 1:
             raise ValueError("must be one host name or address")
     return value
 
@@ -438,12 +452,17 @@ def write_template(path: str) -> bool:
 
 
 def _write_new(path: str, text: str) -> None:
+    """Whatever it raises, no part of the file is left."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(descriptor, 0o600)
-        file.write(text)
-        file.flush()
-        os.fsync(descriptor)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(descriptor, 0o600)
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+    except BaseException:
+        os.unlink(path)
+        raise
 
 
 def _make_private(directory: str) -> None:

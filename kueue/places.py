@@ -9,7 +9,7 @@ Rules
 - Paths are `str`: the command pays for this module at every start, and pathlib takes 5 ms to import.
 """
 # pathlib (5 ms) and contextlib are left out for the command's start-up time, see above:
-# ruff: noqa: PTH100, PTH101, PTH102, PTH111, PTH116, PTH117, PTH120, PTH123, SIM105
+# ruff: noqa: PTH100, PTH101, PTH102, PTH109, PTH111, PTH116, PTH117, PTH120, PTH123, SIM105
 
 from __future__ import annotations
 
@@ -79,8 +79,14 @@ class Places:
         return f"{self.server}/{port}-{fingerprint}.sock"
 
     def keep(self) -> int:
-        """A descriptor with a shared lock on the root; while it is open systemd-tmpfiles leaves the root alone."""
-        descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        """A descriptor with a shared lock on the root; while it is open systemd-tmpfiles leaves the root alone.
+
+        Raises `StorageError` when the root cannot be opened.
+        """
+        try:
+            descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise _unusable(self.root, error) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
@@ -103,16 +109,16 @@ def find(setting: str = "", environ: Mapping[str, str] = os.environ) -> Places:
     if os.path.isabs(home) and not is_network(home):
         try:
             return Places(own_directory(home))
-        except (KueueError, OSError) as error:
-            trouble = str(error)
+        except KueueError as error:
+            trouble = str(error).rstrip(".")
     else:
         trouble = f"{home} is on a network file system"
     substitute = f"/var/tmp/kueue-{os.getuid()}"  # noqa: S108  sticky directory: ownership is checked below
     try:
         return Places(own_directory(substitute))
-    except (KueueError, OSError) as error:
+    except KueueError as error:
         raise KueueError(
-            f"No place for local state: {trouble}; {error}.",
+            f"No place for local state: {trouble}; {error}",
             hint=f"Name a directory on a local disk in {ENVIRONMENT} or in common_settings.state_dir.",
         ) from error
 
@@ -121,7 +127,7 @@ def _named(named: str, origin: str) -> Places:
     root = os.path.abspath(os.path.expanduser(named))
     try:
         # The user's own choice, which may be an existing directory: what lies below it is private all the same.
-        own_directory(root, shared_read=True)
+        _own(root, shared_read=True)
     except OSError as error:
         raise ConfigError(f"{origin} = {root} cannot be used: {error.strerror}.") from error
     if not is_network(root):
@@ -134,11 +140,22 @@ def _named(named: str, origin: str) -> Places:
     )
 
 
-def own_directory(path: str, *, shared_read: bool = False) -> str:
-    """`path`, which is now a directory of ours with mode 0700. Raises `KueueError` if it belongs to somebody else.
+def own_directory(path: str) -> str:
+    """`path`, which is now a directory of ours with mode 0700.
 
-    Missing parents are made with 0700 too; those that are there stay as they are. With `shared_read` a directory that
-    is there keeps its mode, and is refused if others can write into it.
+    Missing parents are made with 0700 too; those that are there stay as they are. Raises `KueueError` if it belongs to
+    somebody else or cannot be made.
+    """
+    try:
+        _own(path)
+    except OSError as error:
+        raise _unusable(path, error) from error
+    return path
+
+
+def _own(path: str, *, shared_read: bool = False) -> None:
+    """As `own_directory`; with `shared_read` a directory that is there keeps its mode, and is refused if others can
+    write into it. Raises `OSError`, too.
     """
     try:
         found = os.lstat(path)
@@ -158,7 +175,24 @@ def own_directory(path: str, *, shared_read: bool = False) -> str:
         raise KueueError(f"Others can write into {path}.", hint=f"chmod go-w {path}, or name another directory.")
     if not shared_read and found.st_mode & 0o077:
         os.chmod(path, 0o700)
-    return path
+
+
+def _unusable(path: str, error: OSError) -> StorageError:
+    return StorageError(f"The directory {path} cannot be used: {error.strerror}.", hint="`kueue doctor` looks at it.")
+
+
+def typed(path: str) -> str:
+    """The absolute path that a person means by `path`: ``~`` is a home, unless there is no such user.
+
+    Links and ``..`` are the kernel's. In a directory that was removed a relative one stays relative: it leads nowhere.
+    """
+    path = os.path.expanduser(path)
+    if os.path.isabs(path):
+        return path
+    try:
+        return f"{os.getcwd()}/{path}"
+    except FileNotFoundError:
+        return path
 
 
 def _make(path: str) -> None:
@@ -289,8 +323,11 @@ def lock_exclusive(path: str, what: str = "This program") -> Lock:
             f"{what} is running already{f' (pid {pid})' if pid else ''}: {path} is locked.",
             hint="Stop that one first." if pid else "",
         ) from error
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()} {_start_of(os.getpid())}\n".encode(), 0)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()} {_start_of(os.getpid())}\n".encode(), 0)
+    except OSError:
+        pass  # a full disk: the lock holds all the same, and its holder is not known by name
     return Lock(path, descriptor)
 
 

@@ -32,7 +32,7 @@ GONE_SECONDS = 2.0
 
 def take(where: places.Places, file: str, *, force: bool) -> int:
     """Make the backup and tell of it. Returns the exit code. Raises `KueueError`."""
-    target = Path(file).expanduser().absolute()
+    target = Path(places.typed(file))
     deadline = time.monotonic() + STARTING_SECONDS
     while True:
         try:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 import time
 from pathlib import Path
 
-from kueue import log, places
-from kueue.errors import KueueError, UserError
-from kueue.storage.backup import examined
+from kueue import log
+from kueue.errors import KueueError, StorageError, UserError
+from kueue.server.exchange import exchange
+from kueue.storage.backup import examined, sweep_beside
+from kueue.storage.damage import DAMAGE
 from kueue.storage.opening import open_to_copy
 from kueue.storage.salvage import salvage
-
-COMPANIONS = ("", "-wal", "-shm", "-journal")
-"""SQLite's own files of one database; they belong together."""
 
 _log = log.logger("server")
 
@@ -33,19 +31,19 @@ def recover(directory: Path) -> int:
     source = state_file(directory)
     if not source.exists():
         raise UserError(f"There is nothing to recover: {source} does not exist.")
+    sweep_beside(source)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     draft = directory / f"recovered-{stamp}.sqlite"
-    saved = salvage(source, draft, wall=time.time())
-    if not saved.lost and _is_whole(source):
-        draft.unlink()
-        raise UserError(f"{source} is whole: there is nothing to recover.", hint="Start kueue_server as usual.")
-    aside = f"{source.name}.damaged-{stamp}"
-    for suffix in COMPANIONS:
-        companion = source.with_name(source.name + suffix)
-        if companion.exists():
-            companion.rename(directory / (aside + suffix))
-    draft.rename(source)
-    places.sync_directory(directory)
+    try:
+        saved = salvage(source, draft, wall=time.time())
+        if not saved.lost and _is_whole(source):
+            raise UserError(f"{source} is whole: there is nothing to recover.", hint="Start kueue_server as usual.")
+        aside = exchange(draft, source, directory / f"{source.name}.damaged-{stamp}")
+    except OSError as error:
+        raise StorageError(f"{source} cannot be recovered: {error}.", hint="It was left as it is.") from error
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink()
     for sentence in saved.lost:
         _log.warning("lost: %s", sentence)
     if saved.held:
@@ -53,7 +51,7 @@ def recover(directory: Path) -> int:
             "%d jobs may have run and are held: look at them, then `kueue release` or `kueue remove-job`", saved.held
         )
     kept = ", ".join(f"{count} {table}" for table, count in saved.kept.items())
-    _log.info("recovered into %s: %s; the damaged state is %s", source, kept, directory / aside)
+    _log.info("recovered into %s: %s; the damaged state is %s", source, kept, aside)
     return 0
 
 
@@ -64,6 +62,6 @@ def _is_whole(source: Path) -> bool:
     try:
         with contextlib.closing(open_to_copy(source)) as connection:
             examined(connection, source)
-    except (sqlite3.Error, ValueError, KueueError):  # ValueError: what is decoded from damaged pages
+    except (*DAMAGE, KueueError):
         return False
     return True

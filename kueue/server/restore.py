@@ -11,7 +11,6 @@ Rules
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import sqlite3
 import stat
@@ -19,25 +18,23 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
 from kueue import __version__, places
 from kueue.core.engine import Engine
 from kueue.core.facts import Aggregates, AnyFact, JobHeld, NumbersRaised, TimeoutChanged
 from kueue.core.settings import Settings
 from kueue.errors import Bug, DiskFull, KueueError, StorageError, UserError
 from kueue.model import JobState
-from kueue.server.recovery import COMPANIONS, state_file
+from kueue.server.exchange import COMPANIONS, exchange
+from kueue.server.recovery import state_file
 from kueue.storage import rows
 from kueue.storage.backup import Summary, examined, open_alone, sweep_beside
+from kueue.storage.damage import DAMAGE
 from kueue.storage.opening import MAGIC, check_header, open_to_copy
 from kueue.storage.plan import folded
 from kueue.storage.sqlite import SqliteStore
 from kueue.storage.store import Batch
 from kueue.units import format_id_ranges
 
-DAMAGE = (sqlite3.Error, msgspec.DecodeError, UnicodeDecodeError)
-"""What reading a damaged file raises; the last one, when SQLite quotes a damaged name."""
 SKIPPED = 100_000
 """Numbers left out when it is not known which were given since the backup."""
 RANGES_SHOWN = 10
@@ -46,14 +43,14 @@ PRINCIPAL = "restore"
 
 def restore(where: places.Places, file: str, *, take_over: bool) -> int:
     """Exit code. The caller holds the server's lock. Raises `KueueError`; all is as it was then."""
-    source = Path(file).expanduser().absolute()
+    source = Path(places.typed(file))
     made = _checked(source)
     target = state_file(Path(where.server))
     stamp = _free_stamp(target)
     draft = _draft(target, stamp)
     try:
         held = _prepare(source, draft, target, made, where=where, take_over=take_over)
-        aside = _exchanged(draft, target, stamp)
+        aside = exchange(draft, target, _aside(target, stamp))
     except (OSError, sqlite3.Error) as error:
         raise StorageError(
             f"{source} cannot be restored: {getattr(error, 'strerror', None) or error}.",
@@ -184,47 +181,13 @@ def _numbers(present: Path, queue_id: str) -> Aggregates | None:
     with contextlib.suppress(*DAMAGE, KueueError, OSError, TypeError):
         connection = open_to_copy(present)
         try:
-            (body,) = connection.execute("SELECT body FROM aggregates").fetchone()
+            given = rows.aggregates(connection)
             (found,) = connection.execute("SELECT value FROM meta WHERE key = 'queue_id'").fetchone()
         finally:
             connection.close()
         if found == queue_id:
-            return rows.decode_aggregates(body)
+            return given
     return None
-
-
-def _exchanged(draft: Path, target: Path, stamp: str) -> Path | None:
-    """Give the draft the target's name. Returns the new name of what was there, with its log; none if nothing was.
-
-    Raises `OSError`; all is as it was then.
-    """
-    aside = _aside(target, stamp)
-    names = [(target.with_name(target.name + suffix), aside.with_name(aside.name + suffix)) for suffix in COMPANIONS]
-    there = [(old, new) for old, new in names if old.exists()]
-    moved: list[tuple[Path, Path]] = []
-    try:
-        # Mostly there is no log, since `_numbers` has brought it into the file: then no moment is without a state.
-        if there != names[:1] or not _is_linked(*names[0]):
-            for old, new in there:
-                old.rename(new)
-                moved.append((old, new))
-        draft.replace(target)
-    except OSError:
-        for old, new in reversed(moved):
-            new.rename(old)
-        if not moved:
-            aside.unlink(missing_ok=True)
-        raise
-    places.sync_directory(target.parent)
-    return aside if aside.exists() else None
-
-
-def _is_linked(old: Path, new: Path) -> bool:
-    try:
-        os.link(old, new)
-    except OSError:  # no hard links there (FAT, some file servers)
-        return False
-    return True
 
 
 def _tell(source: Path, made: Summary, held: list[int], aside: Path | None) -> None:

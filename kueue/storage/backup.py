@@ -21,17 +21,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from kueue import places
 from kueue.errors import StorageError, UserError
 from kueue.storage import rows
+from kueue.storage.damage import DAMAGE
 from kueue.storage.opening import is_state
 from kueue.storage.room import NO_ROOM
 
@@ -111,13 +113,16 @@ class Copy:
         self._connection = self._opened()
 
     def _opened(self) -> sqlite3.Connection:
-        with _told(self._target):
+        with _told(self._target), contextlib.ExitStack() as undone:
+            undone.callback(self._unlink, self._draft)
             os.close(self._create(self._draft))
             connection = open_alone(self._draft, "rw")
+            undone.callback(connection.close)
             # A draft that a crash spoils is worth nothing; it is flushed once, when it is whole.
             connection.execute("PRAGMA journal_mode = OFF")
             connection.execute("PRAGMA synchronous = OFF")
             connection.execute("PRAGMA cache_size = -4000")
+            undone.pop_all()
             return connection
 
     def step(self) -> bool:
@@ -127,8 +132,7 @@ class Copy:
             if self._is_over:
                 return True
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="kueue-backup", daemon=True)
-                self._thread.start()
+                self._thread = _begun(self._run)
             self._go.release()
             self._stands.acquire()
             if not self._is_over:
@@ -252,6 +256,15 @@ class Copy:
             self._unlink(self._final)
 
 
+def _begun(run: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=run, name="kueue-backup", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise UserError("There is no thread left for the backup: this account is at its limit of processes.") from error
+    return thread
+
+
 def open_alone(path: Path, mode: str, *, is_still: bool = False) -> sqlite3.Connection:
     """A connection to a file that nobody else uses: no locks (file servers without them), no shared memory.
 
@@ -263,26 +276,28 @@ def open_alone(path: Path, mode: str, *, is_still: bool = False) -> sqlite3.Conn
         isolation_level=None,
         check_same_thread=False,
     )
-    connection.execute("PRAGMA locking_mode = EXCLUSIVE").fetchall()
+    try:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE").fetchall()
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
 def examined(connection: sqlite3.Connection, path: Path) -> Summary:
     """What a complete state file holds, every page of it looked at.
 
-    Raises `sqlite3.Error` or `msgspec.DecodeError` if it is damaged; `UnicodeDecodeError` if SQLite's own sentence
-    about that quotes a damaged name.
+    Raises what `DAMAGE` lists if it is damaged.
     """
     verdicts = [" ".join(str(verdict).split()) for (verdict,) in connection.execute("PRAGMA integrity_check(1)")]
     if verdicts != ["ok"]:
         raise sqlite3.DatabaseError(f"malformed: {verdicts[0]}")
-    (body,) = connection.execute("SELECT body FROM aggregates").fetchone() or (b"",)
     (queue_id,) = connection.execute("SELECT value FROM meta WHERE key = 'queue_id'").fetchone() or ("",)
     return Summary(
         size=path.stat().st_size,
         live=_number(connection, "SELECT ifnull(sum(remaining), 0) FROM ranges"),
         finished=_number(connection, "SELECT count(*) FROM finished"),
-        next_job=rows.decode_aggregates(body).next_job,
+        next_job=rows.aggregates(connection).next_job,
         queue_id=str(queue_id),
     )
 
@@ -357,13 +372,18 @@ def _is_old_draft(draft: Path) -> bool:
 
 
 def sweep_beside(state: Path) -> None:
-    """Remove what copies, restores and recoveries that were killed have left. The caller holds the state's lock."""
+    """Remove what starts, copies, restores and recoveries have left that were killed. The caller holds the state's
+    lock.
+    """
     if state.exists():  # else it is to be told of: see `kueue.storage.opening`
-        drafts = (f"{state.name}.copy", f"{state.name}.restored-*", "recovered-*.sqlite")
-        for left in (path for pattern in drafts for path in state.parent.glob(pattern)):
+        drafts = ("copy", "restored-*", "new-*", "trial-*", "format-*.new")
+        patterns = (*(f"{state.name}.{draft}" for draft in drafts), "recovered-*.sqlite")
+        for left in (path for pattern in patterns for path in state.parent.glob(pattern)):
             with contextlib.suppress(OSError):
                 left.unlink()
-        for aside in state.parent.glob(f"{state.name}.before-*"):
+        for bench in state.parent.glob("recovered-*.sqlite.salvage-*"):
+            shutil.rmtree(bench, ignore_errors=True)
+        for aside in (path for kind in ("before", "damaged") for path in state.parent.glob(f"{state.name}.{kind}-*")):
             # Killed between the link and the exchange: a second name of the state, which changes with it.
             with contextlib.suppress(OSError):
                 if aside.samefile(state):
@@ -421,7 +441,7 @@ def _told(target: Path) -> Iterator[None]:
         raise UserError(
             f"The backup {target} cannot be written: {error.strerror or error}.", hint=hint if is_kept_out else ""
         ) from error
-    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter: see `examined`
+    except DAMAGE as error:
         if "is full" in str(error):
             raise _full(target) from error
         raise UserError(f"The backup {target} cannot be made: {error}.") from error

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from kueue.errors import StorageError
 from kueue.storage import schema
+from kueue.storage.damage import DAMAGE
 from kueue.storage.plan import folded
 
 Row: TypeAlias = tuple[int | float | str | bytes | None, ...]
@@ -47,14 +48,28 @@ def open_copy(source: Path, bench: Path) -> sqlite3.Connection:
                 shutil.copyfile(source.with_name(source.name + suffix), copy.with_name(copy.name + suffix))
         mend(copy)
         connection = sqlite3.connect(copy, isolation_level=None)
-        # Spoiled text shall cost no more than itself.
-        connection.text_factory = lambda text: text.decode("utf-8", "replace")
-        with contextlib.suppress(sqlite3.Error):
-            found = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            if found >= {*TABLES, "meta", "aggregates"}:
+        try:
+            # Spoiled text shall cost no more than itself.
+            connection.text_factory = lambda text: text.decode("utf-8", "replace")
+            if _has_tables(connection):
                 return connection
+        except BaseException:
+            connection.close()
+            raise
         connection.close()
     raise StorageError(f"Nothing of {source} can be read", hint="If there is a backup, put it in its place.")
+
+
+def _has_tables(connection: sqlite3.Connection) -> bool:
+    """With the columns by which they are read."""
+    with contextlib.suppress(*DAMAGE), contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as fresh:
+        schema.create(fresh)
+        query = "SELECT name, pk FROM pragma_table_info(?)"
+        return all(
+            connection.execute(query, (table,)).fetchall() == fresh.execute(query, (table,)).fetchall()
+            for table in (*TABLES, "meta", "aggregates")
+        )
+    return False
 
 
 def _as_it_is(_copy: Path) -> None:
@@ -153,6 +168,6 @@ def _walk(connection: sqlite3.Connection, query: str, low: int, high: int) -> tu
         for row in connection.execute(query, (low, high)):
             if isinstance(row[0], int) and low <= row[0] <= high:
                 found[row[0]] = row
-    except (sqlite3.Error, OverflowError):
+    except (*DAMAGE, OverflowError):
         return found, False
     return found, True

@@ -19,12 +19,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from kueue import places
 from kueue.core.facts import Aggregates
 from kueue.errors import StorageError
 from kueue.storage import schema
+from kueue.storage.damage import DAMAGE, LEFT
 
 MAGIC = b"SQLite format 3\0"
-RECOVER = "`kueue_server --recover` saves what can be read into a new file."
 
 
 class Host(NamedTuple):
@@ -118,14 +119,14 @@ def open_to_copy(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
         connection.execute("BEGIN EXCLUSIVE")
         connection.execute("COMMIT")
-    except sqlite3.Error as error:
+    except DAMAGE as error:
         connection.close()
         if "locked" in str(error):
             raise StorageError(f"Another program uses {path}", hint="Wait for its end, or stop it.") from error
-        raise StorageError(f"{path} cannot be read: {error}", hint=f"It was left as it is. {RECOVER}") from error
-    except UnicodeDecodeError as error:  # from Python, when SQLite quotes a damaged name
+        raise StorageError(f"{path} cannot be read: {error}", hint=LEFT) from error
+    except BaseException:
         connection.close()
-        raise StorageError(f"{path} cannot be read: {error}", hint=f"It was left as it is. {RECOVER}") from error
+        raise
     return connection
 
 
@@ -155,7 +156,7 @@ def _create(wanted: Wanted) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.new-{os.getpid()}")
     draft.unlink(missing_ok=True)
-    os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
     try:
         connection = _connect(draft, "rw")
         try:
@@ -170,11 +171,7 @@ def _create(wanted: Wanted) -> None:
     finally:
         draft.unlink(missing_ok=True)
         draft.with_name(f"{draft.name}-journal").unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    places.sync_directory(path.parent)
 
 
 def _publish(draft: Path, path: Path) -> None:
@@ -196,7 +193,7 @@ def _look_at_header(wanted: Wanted) -> bool:
     with path.open("rb") as file:
         header = file.read(100)
     if len(header) < 100 or not header.startswith(MAGIC):
-        raise StorageError(f"{path} is damaged: it is not a database", hint=f"It was left as it is. {RECOVER}")
+        raise StorageError(f"{path} is damaged: it is not a database", hint=LEFT)
     if int.from_bytes(header[68:72], "big") != schema.APPLICATION_ID:
         raise StorageError(
             f"{path} is not the state of a kueue server", hint="It was left as it is; name another file."
@@ -224,12 +221,15 @@ def _look_at_content(wanted: Wanted) -> bool:
 
     So it is when a transaction must be undone first, or when a full disk has no room for the index of the log.
     """
+    log = wanted.path.with_name(f"{wanted.path.name}-wal")
+    has_log = log.exists()
     try:
-        connection = _connect(wanted.path, "ro")
-        try:
-            _examine(connection, wanted, thorough=True)
-        finally:
-            connection.close()
+        with contextlib.closing(_connect(wanted.path, "ro")) as connection:
+            try:
+                _examine(connection, wanted, thorough=True)
+            finally:
+                if not has_log:
+                    _drop_empty(log, connection)
     except sqlite3.OperationalError as error:
         if any(sign in str(error) for sign in ("readonly", "unable to open", "I/O")):
             return False
@@ -238,6 +238,15 @@ def _look_at_content(wanted: Wanted) -> bool:
         # A reader of a write-ahead log leaves it behind. No server uses it: exclusive mode keeps that index in memory.
         wanted.path.with_name(f"{wanted.path.name}-shm").unlink(missing_ok=True)
     return True
+
+
+def _drop_empty(log: Path, connection: sqlite3.Connection) -> None:
+    """Remove the empty log that a reader makes where there was none."""
+    with contextlib.suppress(*DAMAGE, OSError):
+        # Whoever has read holds a lock as long as it is open, and nobody else can have begun a log of his own.
+        schema.version_of(connection)
+        if not log.stat().st_size:
+            log.unlink()
 
 
 def _examine(connection: sqlite3.Connection, wanted: Wanted, *, thorough: bool) -> None:
@@ -270,15 +279,15 @@ def _migrate(connection: sqlite3.Connection, wanted: Wanted) -> None:
     backup = wanted.path.with_name(f"{wanted.path.name}.format-{version}")
     draft = backup.with_name(f"{backup.name}.new")
     draft.unlink(missing_ok=True)
-    os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    copy = _connect(draft, "rw")
+    os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
     try:
-        connection.backup(copy)
-        # As one file without a log beside it, so that it can be moved about.
-        copy.execute("PRAGMA journal_mode = DELETE")
+        with contextlib.closing(_connect(draft, "rw")) as copy:
+            connection.backup(copy)
+            # As one file without a log beside it, so that it can be moved about.
+            copy.execute("PRAGMA journal_mode = DELETE")
+        draft.replace(backup)
     finally:
-        copy.close()
-    draft.replace(backup)
+        draft.unlink(missing_ok=True)
     schema.migrate(connection, target=wanted.target, steps=wanted.steps)
 
 

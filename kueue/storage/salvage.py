@@ -2,6 +2,7 @@
 
 Rules
 - The damaged file is only copied; every attempt works on the copy.
+- Nothing is taken that contradicts itself (`kueue.storage.sound`) or the rest: what is written has been replayed.
 - A job of which it is no longer certain that nothing of it runs or ran is *held*: a person releases it. Nothing that
   was salvaged starts twice by itself.
 """
@@ -12,18 +13,20 @@ import contextlib
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from kueue.core import lifecycle
-from kueue.core.facts import Aggregates, AnyFact, JobHeld, JobOffered
-from kueue.errors import IllegalTransition, StorageError
+from kueue.core.facts import Aggregates, AnyFact, JobHeld, JobOffered, JobsFolded, JobsSubmitted
+from kueue.core.state import State
+from kueue.errors import KueueError, StorageError
 from kueue.model import JobState, Place, Request, Terms
-from kueue.storage import rows
-from kueue.storage.fragments import TABLES, Row, open_copy, read_table
+from kueue.storage import rows, sound
+from kueue.storage.damage import DAMAGE
+from kueue.storage.fragments import TABLES, TOP, Row, open_copy, read_table
 from kueue.storage.opening import Wanted, connect, this_host
 from kueue.storage.plan import folded
 
@@ -55,8 +58,8 @@ def salvage(source: Path, target: Path, *, wall: float) -> Salvage:
     if not source.exists():
         raise StorageError(f"{source} does not exist")
     bench = target.with_name(f"{target.name}.salvage-{os.getpid()}")
-    bench.mkdir(mode=0o700, parents=True)
     try:
+        bench.mkdir(mode=0o700, parents=True)
         new = connect(Wanted(bench / "new", is_network=False, host=this_host(), take_over=False))
         try:
             report = _Rescue(open_copy(source, bench), new, wall).run()
@@ -81,6 +84,10 @@ class _Rescue:
         self._lost: list[str] = []
         self._incomplete: set[str] = set()
         self._tables: dict[str, dict[int, Row]] = {}
+        self._places: dict[int, Place] = {}
+        """Of `blobs`, by number; so are the next."""
+        self._settings: dict[int, rows.Settings] = {}
+        self._columns = sound.Columns(new)
 
     def run(self) -> Salvage:
         try:
@@ -88,8 +95,9 @@ class _Rescue:
             meta, sums = self._read_meta(), self._read_sums()
         finally:
             self._old.close()
-        self._drop_undecodable()
+        self._drop_unsound()
         self._settle_contents()
+        self._settle_ranges()
         held = self._settle_jobs()
         if not any(self._tables.values()) and sums is None:
             raise StorageError("Nothing at all could be read")
@@ -112,133 +120,166 @@ class _Rescue:
         meta: dict[str, str] = {}
         try:
             meta.update(self._old.execute("SELECT key, value FROM meta"))
-        except sqlite3.Error:
+        except DAMAGE:
             self._lose("meta", "the marks of the queue could not be read in full")
-        if "queue_id" not in meta:
+        if not sound.is_queue_id(meta.get("queue_id")):
             self._lose("meta", "the queue has a new identity: attempts that still run on workers do not belong to it")
-        return {key: value for key, value in meta.items() if key == "queue_id"}
+            return {}
+        return {"queue_id": meta["queue_id"]}
 
     def _read_sums(self) -> Aggregates | None:
-        with contextlib.suppress(sqlite3.Error, msgspec.DecodeError, TypeError):
-            (body,) = self._old.execute("SELECT body FROM aggregates").fetchone()
-            return rows.decode_aggregates(body)
+        with contextlib.suppress(*DAMAGE):
+            return rows.aggregates(self._old)
         self._lose("aggregates", "the sums over all jobs ever; they begin anew from what is left")
         return None
 
     # --- judging ----------------------------------------------------------------------------------------------------
 
-    def _drop_undecodable(self) -> None:
-        decoders: dict[str, Callable[[bytes], object]] = {
-            "nodes": rows.decode_fact,
-            "ranges": rows.decode_range,
-            "live": rows.decode_fact,
-            "finished": rows.decode_finished,
-            "outputs": rows.decode_end,
-            "requests": rows.decode_fact,
-        }
-        for table, decode in decoders.items():
-            for key, row in list(self._tables[table].items()):
-                body = row[-1]
-                try:
-                    decode(body if isinstance(body, bytes) else b"")
-                except msgspec.DecodeError:
-                    del self._tables[table][key]
+    def _drop_unsound(self) -> None:
+        for table, found in self._tables.items():
+            for key, row in list(found.items()):
+                if not self._columns.is_sound(table, row):
+                    del found[key]
                     self._lose(table, f"{table}: number {key} is spoiled")
 
     def _settle_contents(self) -> None:
         """Places and settings: live jobs without theirs are lost, finished ones get an empty one."""
         contents = self._tables["blobs"]
-        good = {number for number, row in contents.items() if _is_content(row[-1])}
-        for number in set(contents) - good:
-            del contents[number]
-            self._lose("blobs", f"blobs: number {number} is spoiled")
-        for first, row in list(self._tables["ranges"].items()):
-            if row[6] not in good or row[7] not in good:
-                del self._tables["ranges"][first]
-                self._lose("ranges", f"jobs {first} to {row[1]!r}: their directory or request is lost, and so are they")
         spare_place, spare_settings = 2**40, 2**40 + 1
-        for job, row in list(self._tables["finished"].items()):
-            place = row[4] if row[4] in good else spare_place
-            settings = row[5] if row[5] in good else spare_settings
-            if (place, settings) != row[4:6]:
-                self._tables["finished"][job] = (*row[:4], place, settings, *row[6:])
-                self._lose("finished", f"job {job}: its directory or request is lost; how it ended is known")
         contents[spare_place] = (spare_place, 0, *_content(Place("/")))
         contents[spare_settings] = (spare_settings, 0, *_content(rows.Settings(Request(), Terms())))
+        by_digest: dict[object, int] = {}
+        same: dict[object, int] = {number: by_digest.setdefault(row[2], number) for number, row in contents.items()}
+        for number in same.values():
+            content = sound.content(contents[number][-1])
+            if isinstance(content, Place):
+                self._places[number] = content
+            elif content is not None:
+                self._settings[number] = content
         refs = dict.fromkeys(contents, 0)
-        for table, columns in (("ranges", (6, 7)), ("finished", (4, 5))):
-            for row in self._tables[table].values():
-                for named in (row[column] for column in columns):
-                    assert isinstance(named, int)
-                    refs[named] += 1
+        for first, row in list(self._tables["ranges"].items()):
+            place, settings = same.get(row[6], -1), same.get(row[7], -1)
+            if place not in self._places or settings not in self._settings:
+                del self._tables["ranges"][first]
+                self._lose("ranges", f"jobs {first} to {row[1]!r}: their directory or request is lost, and so are they")
+                continue
+            self._tables["ranges"][first] = (*row[:6], place, settings, *row[8:])
+            refs[place] += 1
+            refs[settings] += 1
+        for job, row in list(self._tables["finished"].items()):
+            place, settings = same.get(row[4], -1), same.get(row[5], -1)
+            if place not in self._places or settings not in self._settings:
+                place = place if place in self._places else same[spare_place]
+                settings = settings if settings in self._settings else same[spare_settings]
+                self._lose("finished", f"job {job}: its directory or request is lost; how it ended is known")
+            self._tables["finished"][job] = (*row[:4], place, settings, *row[6:])
+            refs[place] += 1
+            refs[settings] += 1
         self._tables["blobs"] = {
             number: (number, refs[number], *row[2:]) for number, row in contents.items() if refs[number]
         }
 
+    def _settle_ranges(self) -> None:
+        """Submissions in the order of their jobs, none twice, each before all that happened to its jobs."""
+        ranges = self._tables["ranges"]
+        end = -1
+        for first, row in sorted(ranges.items()):
+            if first <= end:
+                del ranges[first]
+                self._lose("ranges", f"ranges: number {first} is spoiled")
+            else:
+                end = _int(row[1])
+        begins: dict[int, int] = {}
+        for seq, row in sorted(self._tables["live"].items(), reverse=True):
+            begins[_int(row[1])] = seq
+        latest = TOP
+        for first, row in sorted(ranges.items(), reverse=True):
+            jobs = range(first, _int(row[1]) + 1)
+            latest = min(latest, _int(row[3]), *(begins[job] for job in jobs if job in begins))
+            ranges[first] = (*row[:3], latest, *row[4:])
+
     def _settle_jobs(self) -> int:
         """Make live facts, ranges and done ids agree. Returns the number of jobs held."""
-        done = set(self._tables["done_ids"])
+        over = self._tables["done_ids"].keys() | self._tables["finished"].keys()
         histories: dict[int, list[tuple[int, AnyFact]]] = {}
         for seq, row in sorted(self._tables["live"].items()):
-            body = row[-1]
-            assert isinstance(body, bytes)
-            assert isinstance(row[1], int)
-            histories.setdefault(row[1], []).append((seq, rows.decode_fact(body)))
-        # If a fact is missing anywhere, a job that seems untouched may have been the one it was about.
-        in_doubt = self._is_in_doubt
-        next_seq = max([*self._tables["live"], *(_seq(row) for row in self._tables["ranges"].values()), 0]) + 1
+            if row[1] not in over:
+                histories.setdefault(_int(row[1]), []).append((seq, rows.decode_fact(_bytes(row[-1]))))
+        states, refused = self._replayed(over, histories)
+        for job in sorted(refused):
+            self._lose("live", f"job {job}: what became of it; it is held")
+        next_seq = max([*self._tables["live"], *(_int(row[3]) for row in self._tables["ranges"].values()), 0]) + 1
         live: dict[int, Row] = {}
         kept_done: set[int] = set()
         held = 0
         for first, row in list(self._tables["ranges"].items()):
-            last, body = row[1], row[-1]
-            assert isinstance(last, int)
-            assert isinstance(body, bytes)
-            begins = JobState.HELD if rows.decode_range(body).held else JobState.PENDING
-            over = {job for job in range(first, last + 1) if job in done or job in self._tables["finished"]}
-            for job in range(first, last + 1):
+            jobs = range(first, _int(row[1]) + 1)
+            begins_held = rows.decode_range(_bytes(row[-1])).held
+            done = {job for job in jobs if job in over}
+            if len(done) == len(jobs):
+                del self._tables["ranges"][first]
+                continue
+            kept_done |= done
+            self._tables["ranges"][first] = (*row[:2], len(jobs) - len(done), *row[3:])
+            for job in (job for job in jobs if job not in done):
                 history = histories.pop(job, [])
-                if job in over:
-                    continue
-                state = self._end_of(begins, [fact for _, fact in history])
-                if state is None or (in_doubt and state is JobState.PENDING):
-                    if state is None:
-                        self._lose("live", f"job {job}: what became of it; it is held")
+                state = states.get(job)
+                # If a fact is missing anywhere, a job that seems untouched may have been the one it was about.
+                if state is None or (self._is_in_doubt and state is JobState.PENDING):
                     history = []
-                    if begins is JobState.PENDING:
+                    if not begins_held:
                         history = [(next_seq, JobHeld(job=job, principal="recovery", wall=self._wall))]
                         next_seq += 1
                     held += 1
                 for seq, fact in history:
                     live[seq] = (seq, job, getattr(fact, "offer", None), rows.encode(fact))
-            remaining = last - first + 1 - len(over)
-            if not remaining:
-                del self._tables["ranges"][first]
-                continue
-            kept_done |= over
-            self._tables["ranges"][first] = (*row[:2], remaining, *row[3:])
-        orphans = sorted(set(histories) - set(self._tables["finished"]))
-        for begin, end in folded(orphans):
+        for begin, end in folded(sorted(histories)):
             self._lose("ranges", f"jobs {begin} to {end}: their submission is lost, and so are they")
         self._tables["live"] = live
         self._tables["done_ids"] = {job: (job,) for job in kept_done}
         return held
 
-    def _end_of(self, state: JobState, history: list[AnyFact]) -> JobState | None:
-        """The state after these facts; none if one of them is missing."""
-        offers: set[int] = set()
-        for fact in history:
+    def _replayed(
+        self, over: set[int], histories: Mapping[int, Sequence[tuple[int, AnyFact]]]
+    ) -> tuple[dict[int, JobState], set[int]]:
+        """The states of the jobs that are not over after all this, and those jobs that cannot have gone through it."""
+        refused = {job for job, history in histories.items() if not self._is_complete(history)} | _twice(histories)
+        while True:
+            state, known = self._submitted(over), set(refused)
+            facts = [(seq, job, fact) for job in histories.keys() & state.jobs.keys() for seq, fact in histories[job]]
+            for _, job, fact in sorted(facts, key=itemgetter(0)):
+                if job not in refused:
+                    try:
+                        state.evolve(fact)
+                    except (KueueError, LookupError):
+                        refused.add(job)
+            if refused == known:  # else those behind one that was refused have met what was left of it
+                refused &= state.jobs.keys()
+                return {job: found.state for job, found in state.jobs.items() if job not in refused}, refused
+
+    def _submitted(self, over: set[int]) -> State:
+        """Workers, and the jobs that are not over, before anything happened to them."""
+        state = State()
+        for row in self._tables["nodes"].values():
+            state.evolve(rows.decode_fact(_bytes(row[-1])))
+        for first, row in sorted(self._tables["ranges"].items()):
+            place, settings = self._places[_int(row[6])], self._settings[_int(row[7])]
+            made = rows.job_range(rows.decode_range(_bytes(row[-1])), place, settings)
+            state.evolve(JobsSubmitted(first_id=first, ranges=(made,), principal="", wall=0.0))
+            state.evolve(JobsFolded(ids=folded([job for job in range(first, first + made.size) if job in over])))
+        return state
+
+    def _is_complete(self, history: Sequence[tuple[int, AnyFact]]) -> bool:
+        """Neither an offer that these facts are about is missing, nor the worker of one."""
+        offers: set[int | None] = {None}
+        for _, fact in history:
             if isinstance(fact, JobOffered):
                 if fact.node not in self._tables["nodes"]:
-                    return None
+                    return False
                 offers.add(fact.offer)
-            elif getattr(fact, "offer", None) not in {*offers, None}:
-                return None
-            try:
-                state = lifecycle.step(state, fact)
-            except IllegalTransition:
-                return None
-        return state
+            elif getattr(fact, "offer", None) not in offers:
+                return False
+        return True
 
     @property
     def _is_in_doubt(self) -> bool:
@@ -251,11 +292,20 @@ class _Rescue:
         seconds = sum(int(row[3]) for row in finished if isinstance(row[3], float) and row[1] != "canceled")
         counted = {kind: kinds.count(kind) for kind in ("succeeded", "failed", "canceled")}
         offers = sorted({row[2] for row in self._tables["live"].values() if isinstance(row[2], int)})
-        if read is not None:
-            strangers = _between(offers, read.next_offer) if self._is_in_doubt else read.never_given
-            return msgspec.structs.replace(read, **counted, run_seconds=seconds, never_given=strangers)
         jobs = [*self._tables["finished"], *self._tables["done_ids"]]
-        jobs += [row[1] for row in self._tables["ranges"].values() if isinstance(row[1], int)]
+        jobs += [_int(row[1]) for row in self._tables["ranges"].values()]
+        next_node = max(self._tables["nodes"], default=-1) + 1
+        if read is not None:
+            next_offer = max([read.next_offer, *(offer + 1 for offer in offers)])
+            return msgspec.structs.replace(
+                read,
+                **counted,
+                run_seconds=seconds,
+                next_job=max([read.next_job, *(job + 1 for job in jobs)]),
+                next_offer=next_offer,
+                next_node=max(read.next_node, next_node),
+                never_given=_between(offers, next_offer) if self._is_in_doubt else read.never_given,
+            )
         jobs += [job for row in self._tables["events"].values() for job in row[2:4] if isinstance(job, int)]
         next_offer = max(offers, default=0) + OFFERS_SKIPPED
         numbers = Aggregates(
@@ -263,7 +313,7 @@ class _Rescue:
             next_offer=next_offer,
             timeout_seconds=LONGEST_TIMEOUT_SECONDS,
             never_given=_between(offers, next_offer),
-            next_node=max(self._tables["nodes"], default=0) + 1,
+            next_node=next_node,
         )
         return msgspec.structs.replace(numbers, **counted, run_seconds=seconds)
 
@@ -276,10 +326,7 @@ class _Rescue:
         for table, found in self._tables.items():
             for row in found.values():
                 places = ", ".join("?" * len(row))
-                try:
-                    self._new.execute(f"INSERT INTO {table} VALUES ({places})", row)  # noqa: S608  # a name from TABLES
-                except sqlite3.IntegrityError:
-                    self._lose(table, f"{table}: number {row[0]!r} is spoiled")
+                self._new.execute(f"INSERT INTO {table} VALUES ({places})", row)  # noqa: S608  a name from TABLES
         self._new.execute("COMMIT")
 
 
@@ -294,20 +341,28 @@ def _between(offers: list[int], end: int) -> tuple[tuple[int, int], ...]:
     return tuple((first, last) for first, last in zip(begins, ends, strict=True) if first <= last)
 
 
-def _seq(row: Row) -> int:
-    assert isinstance(row[3], int)
-    return row[3]
+def _twice(histories: Mapping[int, Sequence[tuple[int, AnyFact]]]) -> set[int]:
+    """The jobs with an offer that another one has, too."""
+    owners: dict[int, set[int]] = {}
+    for job, history in histories.items():
+        for _, fact in history:
+            if isinstance(fact, JobOffered):
+                owners.setdefault(fact.offer, set()).add(job)
+    return {job for jobs in owners.values() if len(jobs) > 1 for job in jobs}
+
+
+def _int(value: object) -> int:
+    """A column of a row that is sound."""
+    assert isinstance(value, int)
+    return value
+
+
+def _bytes(value: object) -> bytes:
+    """As `_int`."""
+    assert isinstance(value, bytes)
+    return value
 
 
 def _content(value: Place | rows.Settings) -> tuple[bytes, bytes]:
     body = rows.encode(value)
     return rows.digest(body), body
-
-
-def _is_content(body: object) -> bool:
-    decoders: tuple[Callable[[bytes], object], ...] = (rows.decode_place, rows.decode_settings)
-    for decode in decoders:
-        with contextlib.suppress(msgspec.DecodeError):
-            decode(body if isinstance(body, bytes) else b"")
-            return True
-    return False

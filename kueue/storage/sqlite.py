@@ -20,16 +20,15 @@ from operator import itemgetter
 from pathlib import Path
 from typing import ClassVar
 
-import msgspec
-
 from kueue.core.facts import Aggregates, AnyFact, FinishedJob, JobsFolded, JobsSubmitted, Kind
 from kueue.errors import Bug, DiskFull, StorageError
 from kueue.model import kind_of
 from kueue.storage import backup, rows, schema
 from kueue.storage.blobs import Blobs
+from kueue.storage.damage import DAMAGE, LEFT
 from kueue.storage.history import History
 from kueue.storage.limits import BALLAST_BYTES, EVENTS_KEPT, EVENTS_KEPT_SECONDS, REQUESTS_KEPT_SECONDS
-from kueue.storage.opening import RECOVER, Host, Wanted, connect, this_host
+from kueue.storage.opening import Host, Wanted, connect, this_host
 from kueue.storage.plan import NewRange, Plan, folded, plan
 from kueue.storage.room import Ballast, has_room
 from kueue.storage.store import PAGE, Batch, Event
@@ -75,14 +74,15 @@ class SqliteStore:
         self._path = path
         self._wall = wall
         self._is_closed = False
-        if path.exists() and self._identity() in self._open:
-            raise _in_use(path)
         with self._translated():
+            if path.exists() and self._identity() in self._open:
+                raise _in_use(path)
             self._connection = connect(Wanted(path, is_network, host or this_host(), take_over, target, steps))
-        self._file = self._identity()
-        self._open.add(self._file)
+        self._file = (0, 0)
         try:
             with self._translated():
+                self._file = self._identity()
+                self._open.add(self._file)
                 self._blobs = Blobs(self._connection)
                 self._history = History(self._connection, self._blobs)
                 self._queue_id = str(self._one("SELECT value FROM meta WHERE key = 'queue_id'"))
@@ -115,9 +115,7 @@ class SqliteStore:
 
     def aggregates(self) -> Aggregates:
         with self._translated():
-            body = self._one("SELECT body FROM aggregates")
-            assert isinstance(body, bytes)
-            return rows.decode_aggregates(body)
+            return rows.aggregates(self._connection)
 
     # --- replay ---------------------------------------------------------------------------------------------------
 
@@ -362,10 +360,11 @@ class SqliteStore:
             return
         self._is_closed = True
         # The log goes into the file and away. If the disk refuses, the log stays, and the next start reads it.
-        with contextlib.suppress(sqlite3.Error):
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        self._connection.close()
-        self._open.discard(self._file)
+        try:
+            with contextlib.closing(self._connection), contextlib.suppress(*DAMAGE):
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        finally:
+            self._open.discard(self._file)
 
     # --- errors ---------------------------------------------------------------------------------------------------
 
@@ -391,13 +390,18 @@ class SqliteStore:
             raise Bug(f"A batch contradicts the record in {self._path}: {error}") from error
         except sqlite3.Error as error:
             raise self._sentence(error, is_write=is_write) from error
-        except msgspec.DecodeError as error:
-            raise StorageError(f"{self._path} is damaged: {error}", hint=f"It was left as it is. {RECOVER}") from error
+        except DAMAGE as error:  # those that are not SQLite's
+            raise self._damaged(error) from error
         except OSError as error:
             raise StorageError(f"{self._path} cannot be used: {error}") from error
         except (OverflowError, TypeError, ValueError) as error:
+            if not is_write:
+                raise self._damaged(error) from error
             # A value without a stored form: not the disk's fault, and no reason to stop the service.
             raise Bug(f"What was decided cannot be written to {self._path}: {error}") from error
+
+    def _damaged(self, error: Exception) -> StorageError:
+        return StorageError(f"{self._path} is damaged: {error}", hint=LEFT)
 
     def _sentence(self, error: sqlite3.Error, *, is_write: bool) -> StorageError:
         # Python 3.10 has no error codes; the texts are those of sqlite3_errstr and have not changed since 2004.
@@ -406,8 +410,8 @@ class SqliteStore:
             return _full(self._path)
         if "is locked" in text:
             return _in_use(self._path)
-        if "malformed" in text or "not a database" in text or "no such" in text:
-            return StorageError(f"{self._path} is damaged: {text}", hint=f"It was left as it is. {RECOVER}")
+        if any(sign in text for sign in ("malformed", "not a database", "no such", "Could not decode")):
+            return self._damaged(error)
         # A used-up quota comes as an input/output error that does not say so.
         if is_write and "I/O" in text:
             with contextlib.suppress(OSError):

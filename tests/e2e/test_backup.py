@@ -14,6 +14,7 @@ import pytest
 
 from kueue import errors
 from tests.support.kill_lab import KillLab, lives, sleepers
+from tests.support.small_disk import small_disk
 
 pytestmark = pytest.mark.slow
 
@@ -150,46 +151,29 @@ def test_jobs_are_taken_while_a_large_state_is_copied_and_the_copy_is_whole(lab)
 
 
 @pytest.fixture
-def small_disk(tmp_path):
+def small(tmp_path):
     """Mounts a file system of so many megabytes at a name below the lab's folder."""
-    mounts = []
-
-    def mount(name, megabytes):
-        disk = tmp_path / name
-        disk.mkdir()
-        mounted = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=700", "tmpfs", str(disk)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if mounted.returncode:
-            pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
-        mounts.append(disk)
-        return disk
-
-    yield mount
-    for disk in mounts:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
+    with contextlib.ExitStack() as mounted:
+        yield lambda name, megabytes: mounted.enter_context(small_disk(tmp_path / name, megabytes))
 
 
-def test_a_full_target_leaves_nothing_behind_and_the_server_unharmed(lab, small_disk):
-    small_disk = small_disk("disk", 4)
+def test_a_full_target_leaves_nothing_behind_and_the_server_unharmed(lab, small):
+    disk = small("disk", 4)
     lab.start_server()
     lab.quick(lab.range_of("true", held=True, argvs=[["x" * 100_000] for _ in range(60)]))
-    refused = server_command(lab, "--backup", str(small_disk / "copy"))
+    refused = server_command(lab, "--backup", str(disk / "copy"))
     assert refused.returncode == 1
-    assert f"There is no room for the backup in {small_disk}" in refused.stderr
-    assert names(small_disk) == set()
+    assert f"There is no room for the backup in {disk}" in refused.stderr
+    assert names(disk) == set()
     held(lab)
     lab.stop_server()
-    refused = server_command(lab, "--backup", str(small_disk / "copy"))
-    assert f"There is no room for the backup in {small_disk}" in refused.stderr
-    assert names(small_disk) == set()
+    refused = server_command(lab, "--backup", str(disk / "copy"))
+    assert f"There is no room for the backup in {disk}" in refused.stderr
+    assert names(disk) == set()
 
 
-def test_a_server_whose_disk_is_full_can_still_be_backed_up_elsewhere(lab, small_disk):
-    small_disk("state", 40)
+def test_a_server_whose_disk_is_full_can_still_be_backed_up_elsewhere(lab, small):
+    small("state", 40)
     lab.start_server()
     with pytest.raises(errors.UserError, match="disk full"):
         submit_without_end(lab)

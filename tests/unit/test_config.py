@@ -1,5 +1,6 @@
 """The settings file: its template, its mistakes, its secrets, its cache."""
 
+import errno
 import json
 import os
 import stat
@@ -11,6 +12,7 @@ import pytest
 
 from kueue import config
 from kueue.errors import ConfigError
+from tests.support.small_disk import FILLER, fill, small_disk
 
 SECRET = "0123456789abcdefghijklmnop"
 
@@ -144,6 +146,37 @@ def test_a_template_that_cannot_be_made_is_one_sentence(write):
         config.write_template(f"{path}/config.toml")
 
 
+def test_a_full_disk_is_left_without_a_part_of_a_template(tmp_path):
+    with small_disk(tmp_path / "disk", 1) as disk:
+        fill(disk)
+        with pytest.raises(ConfigError, match="No space left"):
+            config.write_template(str(disk / "config.toml"))
+        assert [entry.name for entry in disk.iterdir()] == [FILLER]
+
+
+def test_a_template_is_whole_or_not_there_also_without_hard_links(tmp_path, monkeypatch):
+    def no_links(*_):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    path = tmp_path / "config.toml"
+    monkeypatch.setattr(os, "link", no_links)
+    assert config.write_template(str(path))
+    whole = parsed(path)
+    path.unlink()
+    synced = []
+
+    def full(descriptor):
+        synced.append(descriptor)
+        if len(synced) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigError, match="No space left"):
+        config.write_template(str(path))
+    assert list(tmp_path.iterdir()) == []
+    assert whole["common_settings"]["shared_secret"]
+
+
 # --- which value counts -----------------------------------------------------------------------------------------------
 
 
@@ -236,6 +269,20 @@ def test_an_unknown_key_or_section_is_a_warning_with_the_closest_known_one(write
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b'x = "\x00"', b"[" * 100_000, b"# " + b"x" * 2**21])
 def test_a_file_that_is_no_settings_file_is_one_sentence(write, content):
     assert refusal(write(content)).startswith("Failed to load config: ")
+
+
+def test_a_file_that_breaks_off_while_it_is_read_is_one_sentence(tmp_path):
+    (tmp_path / "config.toml").symlink_to("/proc/self/mem")
+    assert "config.toml cannot be read: Input/output error" in refusal(str(tmp_path / "config.toml"))
+
+
+def test_a_mistake_is_told_also_when_its_file_is_gone_meanwhile(write):
+    path = write(common())
+    file = config._File(path, None)
+    os.unlink(path)
+    assert str(file.wrong("common_settings", "server_port", "is no port")).endswith(
+        f"{path}: common_settings.server_port is no port."
+    )
 
 
 def test_a_directory_or_a_pipe_in_its_place_is_one_sentence(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 
 from kueue import places
 from kueue.errors import ConfigError, KueueError, StorageError
+from tests.support.small_disk import fill, small_disk
 
 MOUNTS = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
@@ -217,3 +218,37 @@ def test_a_socket_can_be_reached_however_long_its_path_is(tmp_path, length):
 def test_a_lock_that_cannot_be_made_is_one_sentence(tmp_path):
     with pytest.raises(StorageError, match=r"/gone/lock cannot be written: No such file or directory\."):
         places.lock_exclusive(str(tmp_path / "gone" / "lock"))
+
+
+def test_a_lock_holds_on_a_full_disk_although_nobody_can_be_named(tmp_path):
+    with small_disk(tmp_path / "disk", 1) as disk:
+        path = str(disk / "lock")
+        places.lock_exclusive(path).release()
+        os.truncate(path, 0)
+        fill(disk)
+        with places.lock_exclusive(path):
+            assert places.is_locked(path)
+            assert places.holder(path) is None
+            with pytest.raises(KueueError, match="is running already: "):
+                places.lock_exclusive(path)
+        assert not places.is_locked(path)
+
+
+def test_a_directory_that_cannot_be_had_is_one_sentence():
+    with pytest.raises(StorageError, match="/proc/none/below cannot be used: No such file"):
+        places.own_directory("/proc/none/below")
+    with pytest.raises(StorageError, match="/proc/none cannot be used: No such file"):
+        places.Places("/proc/none").keep()
+
+
+def test_a_path_that_was_typed_is_absolute_and_a_home_that_nobody_has_is_a_plain_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ann")
+    monkeypatch.chdir(tmp_path)
+    assert places.typed("~/x") == "/home/ann/x"
+    assert places.typed("a/../b") == f"{tmp_path}/a/../b"
+    assert places.typed("~nobody-of-this-name/x") == f"{tmp_path}/~nobody-of-this-name/x"
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert places.typed("x") == "x"
+    assert places.typed("/x") == "/x"

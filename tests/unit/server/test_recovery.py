@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kueue import places
@@ -50,4 +52,51 @@ def test_what_is_recovered_has_its_name_after_a_loss_of_power(tmp_path, monkeypa
         places, "sync_directory", lambda folder: synced.append((folder, state_file(tmp_path).stat().st_ino != damaged))
     )
     assert recover(tmp_path) == 0
-    assert synced == [(tmp_path, True)]
+    assert synced[-1] == (tmp_path, True)
+
+
+def spoiled(folder):
+    SqliteStore(state_file(folder), is_network=False, wall=1.0).close()
+    with state_file(folder).open("r+b") as file:
+        file.seek(4096 * 2)
+        file.write(bytes(4096))
+    return state_file(folder).read_bytes()
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_recovery_that_is_interrupted_leaves_all_as_it_was(tmp_path, monkeypatch):
+    damaged = spoiled(tmp_path)
+    there = names(tmp_path)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            recover(tmp_path)
+    assert names(tmp_path) == there
+    assert state_file(tmp_path).read_bytes() == damaged
+    assert recover(tmp_path) == 0
+
+
+def test_what_a_killed_recovery_has_left_goes_with_the_next_one(tmp_path):
+    spoiled(tmp_path)
+    bench = tmp_path / "recovered-20260101-000000.sqlite.salvage-17"
+    bench.mkdir()
+    (bench / "copy").write_bytes(bytes(4096))
+    (tmp_path / "recovered-20260101-000000.sqlite").write_bytes(b"what could be read")
+    assert recover(tmp_path) == 0
+    assert not [name for name in names(tmp_path) if name.startswith("recovered")]
+
+
+def test_a_damaged_name_is_damage_and_costs_nothing(tmp_path, caplog):
+    SqliteStore(state_file(tmp_path), is_network=False, wall=1.0).close()
+    content = state_file(tmp_path).read_bytes()
+    state_file(tmp_path).write_bytes(content.replace(b"live_by_joblive", b"\xffive_by_joblive", 1))
+    assert recover(tmp_path) == 0
+    assert "lost" not in caplog.text
+    SqliteStore(state_file(tmp_path), is_network=False, wall=2.0).close()

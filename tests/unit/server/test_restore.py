@@ -152,6 +152,13 @@ def test_what_is_no_whole_backup_is_refused_and_nothing_is_touched(where, state,
     unreadable_name = tmp_path / "unreadable"
     unreadable_name.write_bytes(whole.replace(b"indexevents_of_one", b"indexev\xe5nts_of_one"))
     assert "is damaged" in refused(where, state, unreadable_name)
+    for number, sums in enumerate(("7", "'{}'")):
+        copied_sums = tmp_path / f"sums-{number}"
+        copied_sums.write_bytes(whole)
+        connection = sqlite3.connect(copied_sums, isolation_level=None)
+        connection.execute(f"UPDATE aggregates SET body = {sums}")
+        connection.close()
+        assert "is damaged" in refused(where, state, copied_sums)
     newer = tmp_path / "newer"
     newer.write_bytes(whole[:60] + (schema.FORMAT + 1).to_bytes(4, "big") + whole[64:])
     assert "was written by a newer kueue" in refused(where, state, newer)

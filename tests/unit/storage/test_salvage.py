@@ -11,6 +11,8 @@ import pytest
 from kueue.core import facts as f
 from kueue.core.state import State
 from kueue.errors import StorageError
+from kueue.model import Request, Terms
+from kueue.storage import rows
 from kueue.storage.salvage import salvage
 from kueue.storage.sqlite import SqliteStore
 from tests.support.storage_format import fill, told
@@ -81,8 +83,12 @@ def rescued(tmp_path):
     assert {entry.name for entry in tmp_path.iterdir()} <= {"state.sqlite", "rescued.sqlite", "state.sqlite.ballast"}
     store = opened(target)
     state = State()
-    for fact in store.replay():
-        state.evolve(fact)
+    try:
+        for fact in store.replay():
+            state.evolve(fact)
+    except BaseException:
+        store.close()
+        raise
     return report, store, state
 
 
@@ -173,6 +179,18 @@ def test_lost_sums_are_reckoned_anew_and_no_number_is_used_twice(tmp_path):
     store.close()
 
 
+def test_a_damaged_definition_of_a_table_costs_nothing(tmp_path):
+    path = tmp_path / "state.sqlite"
+    big(path)
+    content = path.read_bytes()
+    assert content[:4096].count(b"id INTEGER PRIMARY KEY, refs") == 1
+    path.write_bytes(content.replace(b"id INTEGER PRIMARY KEY, refs", b"id INTEGER PRIMARQ KEY, refs", 1))
+    report, store, state = rescued(tmp_path)
+    store.close()
+    assert report.lost == ()
+    assert len(state.jobs) == 150
+
+
 @pytest.mark.parametrize("size", [16, 100, 4096])
 def test_a_spoiled_beginning_of_the_file_costs_nothing(tmp_path, size):
     path = tmp_path / "state.sqlite"
@@ -214,6 +232,139 @@ def test_any_few_spoiled_pages_leave_a_record_that_can_be_used(tmp_path, seed):
     for held in [job.id for job in state.jobs.values() if job.state.value == "held"][:3]:
         store.commit(batch(f.JobReleased(job=held, principal="operator", wall=WALL)))
     store.close()
+
+
+def changed(path, statement: str) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    assert connection.execute(statement).rowcount >= 1
+    connection.close()
+
+
+def other_body(was: str, now: str) -> str:
+    return f"body = CAST(replace(CAST(body AS TEXT), '{was}', '{now}') AS BLOB)"
+
+
+OTHER_OFFER = other_body('"offer":334', '"offer":330')
+OTHER_NODE = other_body('"shares":[{"node":1', '"shares":[{"node":7')
+FIRST_OFFER = "(SELECT min(seq) FROM live WHERE job = 334)"
+
+
+@pytest.mark.parametrize(
+    ("damage", "lost", "held", "jobs"),
+    [
+        ("UPDATE ranges SET last = 'x' WHERE first = 310", "ranges: number 310 is spoiled", 0, 149),
+        ("UPDATE ranges SET seq = 'x' WHERE first = 310", "ranges: number 310 is spoiled", 0, 149),
+        ("UPDATE ranges SET wall = x'00' WHERE first = 310", "ranges: number 310 is spoiled", 0, 149),
+        # One job by its body, millions by its column.
+        ("UPDATE ranges SET last = last + 16777216 WHERE first = 310", "ranges: number 310 is spoiled", 0, 149),
+        ("UPDATE ranges SET place = settings WHERE first = 310", "jobs 310 to 310: their directory", 0, 149),
+        # What is lost of one job may have been about any that seems to wait: 100 and this one.
+        (f"UPDATE live SET job = 'x' WHERE seq = {FIRST_OFFER}", "job 334: what became of it", 101, 150),
+        (f"UPDATE live SET offer = 17 WHERE seq = {FIRST_OFFER}", "job 334: what became of it", 101, 150),
+        (f"UPDATE live SET {other_body('JobOffered', 'NoSuchFact')} WHERE seq = {FIRST_OFFER}", "job 334:", 101, 150),
+        (f"UPDATE live SET {other_body('334', '335')} WHERE seq = {FIRST_OFFER}", "job 334: what", 101, 150),
+        (
+            f"UPDATE live SET offer = 330, {OTHER_OFFER} WHERE job = 334",
+            "job 330:",
+            102,
+            150,
+        ),
+        (f"UPDATE live SET {OTHER_NODE}", "job 301:", 150, 150),
+        ("UPDATE nodes SET id = 2", "nodes: number 2 is spoiled", 150, 150),
+        ("UPDATE finished SET kind = 'failed' WHERE id = 20", "finished: number 20 is spoiled", 0, 150),
+        ("UPDATE finished SET ended = 'x' WHERE id = 20", "finished: number 20 is spoiled", 0, 150),
+        ("UPDATE blobs SET digest = x'00' WHERE id = (SELECT place FROM ranges)", "jobs 301 to 301: their", 0, 0),
+        ("UPDATE meta SET value = x'ff' WHERE key = 'queue_id'", "a new identity", 0, 150),
+    ],
+)
+def test_no_column_is_taken_that_cannot_be_or_that_contradicts_its_body(tmp_path, damage, lost, held, jobs):
+    path = tmp_path / "state.sqlite"
+    big(path)
+    changed(path, damage)
+    report, store, state = rescued(tmp_path)
+    store.close()
+    assert any(lost in sentence for sentence in report.lost), report.lost
+    assert report.held == held
+    assert len(state.jobs) == jobs
+    assert sum(job.state.value == "held" for job in state.jobs.values()) == held
+
+
+def test_an_order_that_cannot_have_been_is_mended_without_a_loss(tmp_path):
+    path = tmp_path / "state.sqlite"
+    big(path)
+    changed(path, "UPDATE ranges SET seq = 100000 WHERE first = 310")
+    report, store, state = rescued(tmp_path)
+    store.commit(batch(submitted(451), next_job=452))
+    store.close()
+    assert report.lost == ()
+    assert state.jobs[310].state.value == "running"
+    assert len(state.jobs) == 150
+
+
+def test_a_job_without_its_request_gets_the_empty_one_that_another_has(tmp_path):
+    path = tmp_path / "state.sqlite"
+    big(path)
+    body = rows.encode(rows.Settings(Request(), Terms()))
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("INSERT INTO blobs VALUES (50, 1, ?, ?)", (rows.digest(body), body))
+    connection.execute("UPDATE finished SET settings = 50 WHERE id = 20")
+    connection.execute("UPDATE finished SET settings = 51 WHERE id = 21")
+    connection.close()
+    report, store, _ = rescued(tmp_path)
+    found = {row.id: row.terms for row in store.finished()}
+    store.close()
+    assert report.lost == ("job 21: its directory or request is lost; how it ended is known",)
+    assert len(found) == 300
+    assert found[20] == found[21] == Terms()
+
+
+def test_numbers_that_were_given_are_not_given_again_whatever_the_sums_say(tmp_path):
+    path = tmp_path / "state.sqlite"
+    big(path)
+    for was, now in (('"next_job":451', '"next_job":401'), ('"next_offer":1000', '"next_offer":100')):
+        changed(path, f"UPDATE aggregates SET {other_body(was, now)}")
+    _, store, _ = rescued(tmp_path)
+    sums = store.aggregates()
+    store.close()
+    assert (sums.next_job, sums.next_offer, sums.next_node) == (451, 351, 2)
+
+
+def test_a_damaged_name_in_the_list_of_tables_costs_nothing(tmp_path):
+    path = tmp_path / "state.sqlite"
+    big(path)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"live_by_joblive", b"\xffive_by_joblive", 1))
+    assert path.read_bytes() != content
+    report, store, state = rescued(tmp_path)
+    store.close()
+    assert report.lost == ()
+    assert len(state.jobs) == 150
+
+
+def test_a_place_where_nothing_can_be_made_is_one_sentence(tmp_path):
+    path = tmp_path / "state.sqlite"
+    big(path)
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="Not a directory"):
+        salvage(path, tmp_path / "file" / "rescued.sqlite", wall=WALL)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_few_spoiled_bytes_leave_a_record_that_can_be_loaded(tmp_path, seed):
+    path = tmp_path / "state.sqlite"
+    big(path)
+    content, chosen = bytearray(path.read_bytes()), random.Random(seed)
+    for _ in range(4):
+        at = chosen.randrange(len(content) - 40)
+        spoiled = chosen.randbytes(chosen.choice([1, 2, 8, 40]))
+        content[at : at + len(spoiled)] = spoiled
+    path.write_bytes(content)
+    _, store, state = rescued(tmp_path)
+    found = [store.finished_job(row.id) for row in store.finished()]
+    sums = store.aggregates()
+    store.close()
+    assert len(found) == sums.succeeded
+    assert len(state.jobs) == sum(state.by_state.values())
 
 
 def test_an_existing_target_is_not_overwritten(tmp_path):

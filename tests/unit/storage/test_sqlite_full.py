@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import sqlite3
 import subprocess
 import sys
 
 import pytest
 
 from kueue.errors import DiskFull, StorageError
+from kueue.storage import schema
 from kueue.storage.sqlite import SqliteStore
+from tests.support.small_disk import FILLER, fill, small_disk
 from tests.support.storage_rows import batch, cleaned, ending, job_range, live_ids, submitted
 
 FAT = tuple((os.urandom(500).hex(),) for _ in range(200))
@@ -18,27 +20,9 @@ FAT = tuple((os.urandom(500).hex(),) for _ in range(200))
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=20m,mode=700", "tmpfs", str(disk)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
-    yield disk
-    # Lazily: a test that failed may have left a file open.
-    subprocess.run(["umount", "-l", str(disk)], check=True)
-
-
-def fill(disk) -> None:
-    """Take what is left of the disk, to the last byte."""
-    with (disk / "other people's data").open("ab", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(65536))
+def disk(tmp_path):
+    with small_disk(tmp_path / "disk", 20) as disk:
+        yield disk
 
 
 def commit_until_full(store: SqliteStore, first: int) -> int:
@@ -52,12 +36,12 @@ def commit_until_full(store: SqliteStore, first: int) -> int:
 
 
 @pytest.mark.parametrize("is_network", [False, True])
-def test_a_full_disk_accepts_nothing_and_loses_nothing_and_the_store_comes_back(small_disk, is_network):
-    path = small_disk / "state.sqlite"
+def test_a_full_disk_accepts_nothing_and_loses_nothing_and_the_store_comes_back(disk, is_network):
+    path = disk / "state.sqlite"
     store = SqliteStore(path, is_network=is_network, ballast_bytes=8 * 2**20)
     next_job = commit_until_full(store, 1)
     assert next_job > 1
-    fill(small_disk)
+    fill(disk)
     for _ in range(3):
         with pytest.raises(DiskFull, match="nothing was accepted"):
             store.commit(batch(submitted(next_job, job_range(argvs=FAT)), next_job=10**6))
@@ -67,7 +51,7 @@ def test_a_full_disk_accepts_nothing_and_loses_nothing_and_the_store_comes_back(
     assert store.aggregates().next_job == next_job
     assert not store.restore_ballast() or store.release_ballast()
 
-    (small_disk / "other people's data").unlink()
+    (disk / FILLER).unlink()
     store.release_ballast()
     store.probe()
     store.commit(batch(submitted(next_job), next_job=next_job + 1))
@@ -77,13 +61,13 @@ def test_a_full_disk_accepts_nothing_and_loses_nothing_and_the_store_comes_back(
     store.close()
 
 
-def test_the_ballast_lets_clean_up_run_while_others_keep_the_disk_full(small_disk):
-    path = small_disk / "state.sqlite"
+def test_the_ballast_lets_clean_up_run_while_others_keep_the_disk_full(disk):
+    path = disk / "state.sqlite"
     store = SqliteStore(path, ballast_bytes=8 * 2**20)
     store.commit(batch(submitted(1, job_range(3000))))
     store.commit(ending(*range(1, 2901)))
     store.tidy()
-    fill(small_disk)
+    fill(disk)
     # The log has pages to spare from before; they do not last.
     next_job = commit_until_full(store, 3001)
     assert store.release_ballast()
@@ -101,12 +85,12 @@ def test_the_ballast_lets_clean_up_run_while_others_keep_the_disk_full(small_dis
     store.close()
 
 
-def test_a_start_on_a_full_disk_works_and_says_that_there_is_no_ballast(small_disk):
-    path = small_disk / "state.sqlite"
+def test_a_start_on_a_full_disk_works_and_says_that_there_is_no_ballast(disk):
+    path = disk / "state.sqlite"
     store = SqliteStore(path, ballast_bytes=4096)
     store.commit(batch(submitted(1)))
     store.release_ballast()
-    fill(small_disk)
+    fill(disk)
     store.close()
     store = SqliteStore(path)
     assert list(store.replay()) == [submitted(1)]
@@ -116,17 +100,34 @@ def test_a_start_on_a_full_disk_works_and_says_that_there_is_no_ballast(small_di
     store.close()
 
 
-def test_a_first_start_on_a_full_disk_is_refused_and_leaves_nothing(small_disk):
-    fill(small_disk)
+def test_a_first_start_on_a_full_disk_is_refused_and_leaves_nothing(disk):
+    fill(disk)
     with pytest.raises(StorageError):
-        SqliteStore(small_disk / "state.sqlite")
-    assert [entry.name for entry in small_disk.iterdir()] == ["other people's data"]
+        SqliteStore(disk / "state.sqlite")
+    assert [entry.name for entry in disk.iterdir()] == [FILLER]
+
+
+def test_a_migration_that_finds_no_room_for_its_backup_leaves_nothing_of_it(disk):
+    path = disk / "state.sqlite"
+    store = SqliteStore(path, ballast_bytes=4096)
+    for job in range(1, 12 * len(FAT), len(FAT)):
+        store.commit(batch(submitted(job, job_range(argvs=FAT)), next_job=job + len(FAT)))
+    store.close()
+    (disk / FILLER).write_bytes(bytes(16 * 2**20))
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version = {schema.FORMAT - 1}")
+    connection.close()
+    there = {entry.name: entry.stat().st_size for entry in disk.iterdir()}
+    with pytest.raises(StorageError):
+        SqliteStore(path, steps={schema.FORMAT - 1: lambda _: None})
+    assert {entry.name: entry.stat().st_size for entry in disk.iterdir()} == there
 
 
 LIMITED = """
 import resource, sys
 from kueue.errors import DiskFull
 from kueue.storage.sqlite import SqliteStore
+from tests.support.small_disk import FILLER, fill, small_disk
 from tests.support.storage_rows import batch, job_range, submitted
 store = SqliteStore(sys.argv[1], ballast_bytes=4096)
 resource.setrlimit(resource.RLIMIT_FSIZE, (3 * 2**20, resource.RLIM_INFINITY))

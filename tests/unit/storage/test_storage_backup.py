@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -235,15 +236,59 @@ def test_drafts_of_makers_that_were_killed_go_at_once_or_after_a_day_and_nothing
 
 def test_what_killed_copies_and_restores_left_beside_the_state_goes_unless_the_state_is_missing(tmp_path):
     state = tmp_path / "queue.sqlite"
-    names = ["queue.sqlite.copy", "queue.sqlite.restored-20260101-000000", "queue.sqlite.before-20260101-000000"]
+    kept = ["queue.sqlite.before-20260101-000000", "queue.sqlite.damaged-20260101-000000", "queue.sqlite.format-0"]
+    names = [
+        *kept,
+        "queue.sqlite.copy",
+        "queue.sqlite.restored-20260101-000000",
+        "queue.sqlite.new-17",
+        "queue.sqlite.new-17-journal",
+        "queue.sqlite.trial-17",
+        "queue.sqlite.format-0.new",
+        "recovered-20260101-000000.sqlite",
+    ]
     for name in names:
         (tmp_path / name).touch()
+    bench = tmp_path / "recovered-20260101-000000.sqlite.salvage-17"
+    bench.mkdir()
+    (bench / "copy").touch()
     backup.sweep_beside(state)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names, bench.name])
     state.touch()
     os.link(state, tmp_path / "queue.sqlite.before-20260101-000001")
+    os.link(state, tmp_path / "queue.sqlite.damaged-20260101-000001")
     backup.sweep_beside(state)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["queue.sqlite", names[2]]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["queue.sqlite", *kept]
+
+
+class Refusing(sqlite3.Connection):
+    """SQLite on a disk that fails at one statement."""
+
+    refused = ""
+
+    def execute(self, statement, *values):
+        if self.refused and self.refused in statement:
+            raise sqlite3.OperationalError("disk I/O error")
+        return super().execute(statement, *values)
+
+
+@pytest.mark.parametrize("refused", ["locking_mode", "journal_mode", "cache_size"])
+def test_a_copy_that_cannot_be_begun_leaves_nothing_behind(store, away, monkeypatch, refused):
+    made = []
+
+    def connect(*how, **settings):
+        made.append(real(*how, factory=Refusing, **settings))
+        return made[-1]
+
+    real = sqlite3.connect
+    monkeypatch.setattr(Refusing, "refused", refused)
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    with pytest.raises(UserError, match="disk I/O error"):
+        begun(store, away / "copy")
+    assert list(away.iterdir()) == []
+    (connection,) = made
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.cursor()
 
 
 def test_a_copy_whose_directory_goes_away_fails_with_a_sentence(store, away):
