@@ -338,9 +338,10 @@ class Client:
             context = identity.client_context()
             try:
                 plain = socket.create_connection((self.server.host, self.server.port), timeout=_CONNECT_SECONDS)
-            except socket.gaierror as error:
+            except (socket.gaierror, UnicodeError) as error:  # the latter of what can be no name: a..b
+                why = getattr(error, "strerror", None) or error
                 raise Unreachable(
-                    f"The server's name {self.server.host!r} (for {self.server}) is not known: {error.strerror}.",
+                    f"The server's name {self.server.host!r} (for {self.server}) is not known: {why}.",
                     hint="Check server_name in the configuration.",
                 ) from error
             except OSError as error:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -22,6 +23,7 @@ from kueue import log
 from kueue.errors import KueueError, UserError
 from kueue.model import from_os_text, to_os_text
 from kueue.protocol import messages as m
+from kueue.server.threads import in_thread
 from kueue.storage import backup
 from kueue.storage.backup import Copy
 from kueue.storage.store import Store
@@ -104,9 +106,12 @@ async def _make(session: Session, question: m.Backup, target: Path) -> None:
         raise
     finally:
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(give_up)
-            with trio.move_on_after(LEAVE_SECONDS):
-                await trio.to_thread.run_sync(leave, abandon_on_cancel=True, limiter=driver.backup_threads)
+            try:
+                await in_thread(give_up)
+            except UserError:
+                give_up()  # here, then: it waits for no file server
+            with trio.move_on_after(LEAVE_SECONDS), suppress(UserError):
+                await in_thread(leave, limiter=driver.backup_threads)
     _log.info("%s", log.keys(backup=target, bytes=summary.size, live=summary.live, next_job=summary.next_job))
     session.say(
         m.BackedUp(
@@ -124,7 +129,7 @@ async def _make(session: Session, question: m.Backup, target: Path) -> None:
 async def _touching(session: Session, target: Path, seconds: float, call: Callable[[], T]) -> T:
     """The result of `call`, which touches the target. Raises `UserError` when it takes longer; then it may go on."""
     with trio.move_on_after(seconds):
-        return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=session.driver.backup_threads)
+        return await in_thread(call, limiter=session.driver.backup_threads)
     raise UserError(
         f"The backup {target} was given up: what holds {target.parent} has not taken it in {seconds:.0f} s.",
         hint="Is its file server away, or very slow? The kueue server is unharmed. Name a directory elsewhere.",

@@ -9,7 +9,7 @@ Rules
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -104,12 +104,14 @@ class Desk:
             except KueueError as error:
                 waiting.fail(error)
 
-    async def serve_reads(self, store: Store) -> None:
-        """Some of them in one trip to a worker thread. Raises `StorageError` other than `DiskFull`."""
+    async def serve_reads(
+        self, store: Store, in_store: Callable[[Callable[[], list[Any]]], Awaitable[list[Any]]]
+    ) -> None:
+        """Some of them in one trip to the store's thread. Raises `StorageError` other than `DiskFull`."""
         reads = [self._reads.popleft() for _ in range(min(READS, len(self._reads)))]
         if not reads:
             return
-        results = await trio.to_thread.run_sync(partial(_read_all, [read for read, _ in reads], store))
+        results = await in_store(partial(_read_all, [read for read, _ in reads], store))
         for (_, waiting), result in zip(reads, results, strict=True):
             if isinstance(result, KueueError):
                 waiting.fail(result)

@@ -1,8 +1,8 @@
 """The loop around the engine: messages in, facts to the store, then answers out.
 
 Rules
-- All that waits is handled in one round and stored in one commit, in a worker thread; what arrives meanwhile waits for
-  the next round. Nothing is said before it is stored.
+- All that waits is handled in one round and stored in one commit, in the store's thread; what arrives meanwhile waits
+  for the next round. Nothing is said before it is stored.
 - Heartbeats are answered the moment they are read, also during a commit and while the disk is full: they are no facts
   and their answers say nothing of the state.
 - A commit that fails for want of space throws the round away; the state is rebuilt from the store and the server is
@@ -147,18 +147,21 @@ class Driver:
     async def run(self) -> None:
         """The loop, until `stop`. Raises `StorageError` when the store is beyond help."""
         failure: KueueError | None = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._timekeeper.run)
-            nursery.start_soon(self.upkeep.run)
-            nursery.start_soon(self._drop_unread)
-            try:
-                while not self._stopping:
-                    await self._until_work()
-                    await self._round()
-                await self._last_round()
-            except KueueError as error:
-                failure = error  # raised below, outside of the nursery, which would wrap it
-            nursery.cancel_scope.cancel()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._timekeeper.run)
+                nursery.start_soon(self.upkeep.run)
+                nursery.start_soon(self._drop_unread)
+                try:
+                    while not self._stopping:
+                        await self._until_work()
+                        await self._round()
+                    await self._last_round()
+                except KueueError as error:
+                    failure = error  # raised below, outside of the nursery, which would wrap it
+                nursery.cancel_scope.cancel()
+        finally:
+            self._ledger.close()
         if failure is not None:
             raise failure
 
@@ -220,7 +223,7 @@ class Driver:
         return await waiting.result()
 
     async def read(self, read: Read[T]) -> T:
-        """What `read` says of the store; it runs in a worker thread and may raise `KueueError`."""
+        """What `read` says of the store; it runs in the store's thread and may raise `KueueError`."""
         waiting = self._desk.read(read)
         self.wake()
         return await waiting.result()
@@ -300,7 +303,7 @@ class Driver:
             await self._mend(error, None)
         self._busy = False
         self._desk.serve_looks(self.engine, self._now)
-        await self._desk.serve_reads(ledger.store)
+        await self._desk.serve_reads(ledger.store, ledger.in_store)
 
     async def _drain(self, limit: int) -> None:
         """Handle waiting messages, at most `limit`."""

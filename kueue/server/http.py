@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,11 @@ import trio
 
 from kueue import clock, log
 from kueue.config import MetricsSettings
+from kueue.errors import UserError
 from kueue.net import Entrance
 from kueue.server import outage
 from kueue.server.driver import Driver
+from kueue.server.threads import in_thread
 from kueue.window import Window
 
 if TYPE_CHECKING:
@@ -100,9 +103,8 @@ class ServerWindow(Window[MetricsSettings]):
 
     async def _disk(self) -> Disk | None:
         with trio.move_on_after(DISK_SECONDS):
-            return await trio.to_thread.run_sync(
-                _look_at_disk, self._store, abandon_on_cancel=True, limiter=self._threads
-            )
+            with suppress(UserError):
+                return await in_thread(partial(_look_at_disk, self._store), limiter=self._threads)
         return None
 
     # --- the file ----------------------------------------------------------------------------------------------------
@@ -121,7 +123,8 @@ class ServerWindow(Window[MetricsSettings]):
                 await trio.sleep(TEXTFILE_SECONDS)
         finally:
             with trio.move_on_after(REMOVE_SECONDS, shield=True):
-                await trio.to_thread.run_sync(_remove, path, abandon_on_cancel=True, limiter=limiter)
+                with suppress(UserError):
+                    await in_thread(partial(_remove, path), limiter=limiter)
 
     async def _write(self, path: Path, limiter: trio.CapacityLimiter) -> str:
         """Returns why it could not be written; empty: it was."""
@@ -131,9 +134,9 @@ class ServerWindow(Window[MetricsSettings]):
         _, body = await rendered(await self.families())
         with trio.move_on_after(WRITE_SECONDS):
             try:
-                await trio.to_thread.run_sync(write_file, path, body, abandon_on_cancel=True, limiter=limiter)
-            except OSError as error:
-                return error.strerror or str(error)
+                await in_thread(partial(write_file, path, body), limiter=limiter)
+            except (OSError, UserError) as error:
+                return getattr(error, "strerror", None) or str(error)
             return ""
         return "the file system does not answer"
 

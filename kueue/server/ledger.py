@@ -5,6 +5,7 @@ Rules
 - After a commit that failed, or a bug, the engine is thrown away and rebuilt from the store (`rebuild`).
 - A full disk makes the ledger read-only until a probe shows that it takes writes again. Every other failure of the
   store is the caller's to die of.
+- Whoever may start no more threads can still store: the store has one that is kept from the first `rebuild` to `close`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-import trio
-
 from kueue import __version__, log
 from kueue.core.engine import Engine
 from kueue.core.queue import Turn
@@ -22,6 +21,7 @@ from kueue.core.settings import Settings
 from kueue.errors import DiskFull
 from kueue.model import Now
 from kueue.server.batch import Pending
+from kueue.server.threads import KeptThread
 from kueue.storage.store import Store
 
 T = TypeVar("T")
@@ -59,6 +59,7 @@ class Ledger:
         """Steady seconds of the next probe of a full disk."""
         self._now = now
         self._closing = closing
+        self._thread = KeptThread("store")
         self._engine: Engine | None = None
         self._probe_pause = PROBE_SECONDS
         self._recovered_at = float("-inf")
@@ -69,7 +70,8 @@ class Ledger:
         return self._engine
 
     async def rebuild(self) -> None:
-        """Make the engine from the store. Raises `StorageError`."""
+        """Make the engine from the store. Raises `StorageError`, and `UserError` where no thread can be had for it."""
+        self._thread.start()
         self.is_rebuilding = True
         self._engine = await self.in_store(self._replayed)
         self.is_rebuilding = False
@@ -120,8 +122,12 @@ class Ledger:
         return lost
 
     async def in_store(self, call: Callable[[], T]) -> T:
-        """Run a call to the store in a worker thread. One at a time: only the driver's loop calls this."""
-        return await trio.to_thread.run_sync(call)
+        """Run a call to the store in its thread. One at a time: only the driver's loop calls this."""
+        return await self._thread.run(call)
+
+    def close(self) -> None:
+        """Let the store's thread end. Nothing is to be stored or read after this."""
+        self._thread.end()
 
     # --- a full disk -------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import trio
 
 from kueue import __version__, config, console, identity, log, places
 from kueue.config import Config
-from kueue.errors import EXIT_CANCELED, EXIT_OWN_FAILURE, ConfigError, KueueError, UsageError
+from kueue.errors import EXIT_OWN_FAILURE, ConfigError, KueueError, UsageError
 from kueue.server import copies, recovery, restore
 from kueue.server.service import Service
 from kueue.storage import backup
@@ -42,7 +42,9 @@ def _concluded(arguments: Sequence[str] | None) -> int:
         _complain(error, trace=options.debug)
         return error.exit_code
     except KeyboardInterrupt:
-        return EXIT_CANCELED if options.backup or options.restore else 0
+        if _is_for_once(options):
+            raise
+        return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,21 +55,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-c", "--config", metavar="PATH", help="settings file (default: ~/.config/kueue/config.toml)")
     parser.add_argument("-V", "--version", action="version", version=f"kueue_server {__version__}")
-    parser.add_argument(
+    for_once = parser.add_mutually_exclusive_group()
+    for_once.add_argument(
         "--recover", action="store_true", help="save what can be read of a damaged state into a new one, then exit"
     )
-    parser.add_argument(
+    for_once.add_argument(
         "--backup",
         metavar="FILE",
         type=_file,
         help="copy the state to a new file, then exit; the server may run meanwhile",
     )
-    parser.add_argument(
+    for_once.add_argument(
         "--restore", metavar="FILE", type=_file, help="make a backup the state, then exit; what is there is moved aside"
     )
     parser.add_argument("--force", action="store_true", help="let --backup replace a file that exists")
     parser.add_argument(
-        "--log-file", metavar="PATH", help="log to this file, too; at 1 MiB it becomes PATH.1, of which one is kept"
+        "--log-file",
+        metavar="PATH",
+        type=_file,
+        help="log to this file, too; at 1 MiB it becomes PATH.1, of which one is kept",
     )
     parser.add_argument("--take-over", action="store_true", help="use a state directory that another host has used")
     parser.add_argument("--debug", action="store_true", help="show a traceback with errors")
@@ -75,10 +81,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _file(word: str) -> str:
-    """An unset variable of a script must not start a server."""
+    """Its absolute path. An unset variable of a script must not start a server."""
     if not word:
         raise argparse.ArgumentTypeError("the name of a file is missing")
-    return word
+    return places.typed(word)
+
+
+def _is_for_once(options: argparse.Namespace) -> bool:
+    """It does something and exits; nobody is served."""
+    return bool(options.backup or options.restore or options.recover)
 
 
 def _complain(error: KueueError, *, trace: bool) -> None:
@@ -91,15 +102,12 @@ def _complain(error: KueueError, *, trace: bool) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.backup and options.restore:
-        raise UsageError("--backup and --restore exclude each other.")
     if options.force and not options.backup:
         raise UsageError("--force belongs to --backup.")
-    is_for_once = bool(options.backup or options.restore or options.recover)
-    settings = _settings(options.config, may_make=not is_for_once)
+    settings = _settings(options.config, may_make=not _is_for_once(options))
     if options.log_file:
         try:
-            log.to_file(str(Path(options.log_file).expanduser().absolute()))
+            log.to_file(options.log_file)
         except OSError as error:
             raise UsageError(f"--log-file {options.log_file} cannot be written: {error.strerror}.") from error
     log.start(settings.common.log_level)

@@ -181,7 +181,7 @@ def _reason(shape: Shape, rooms: Sequence[Room], totals: Iterable[MachineTotals]
     is_declined = False
     for room in rooms:
         if obstacle(shape.request, room) is None:
-            if shape.first(room.declined, room.declined_jobs) is not None:
+            if shape.first(room.declined) is not None:
                 return "runnable"
             is_declined = True
     if is_declined:

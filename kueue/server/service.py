@@ -14,7 +14,7 @@ from pathlib import Path
 
 import trio
 
-from kueue import config, identity, log, net, notify, places
+from kueue import config, identity, log, net, notify, places, whole_file
 from kueue.config import Config
 from kueue.core.settings import Settings
 from kueue.errors import KueueError
@@ -22,6 +22,7 @@ from kueue.server.driver import Driver
 from kueue.server.http import ServerWindow
 from kueue.server.recovery import state_file
 from kueue.server.session import greet
+from kueue.server.threads import in_thread
 from kueue.storage.store import Store
 
 STOP_SECONDS = 9.0
@@ -61,6 +62,8 @@ class Service:
         self._window = ServerWindow(self._driver, self._entrance, state_file(Path(where.server)), settings.metrics)
         self._port = settings.common.server_port
         self._reloads = 0
+        self._starting = trio.CancelScope()
+        self._is_open = trio.Event()
         self._sockets: dict[str, trio.CancelScope] = {}
         """Paths of the local sockets that are served, each with what ends it."""
 
@@ -70,17 +73,14 @@ class Service:
         # The receiver is open until the end: a signal that comes during the stop must not end it in the middle.
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
             try:
-                await self._driver.load()
-                listeners = await net.bind(self._settings.server.bind_addresses, self._port)
                 async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._hear_signals, signals, nursery)
                     try:
-                        await self._open(listeners, nursery)
-                        nursery.start_soon(self._hear_signals, signals, nursery)
-                        nursery.start_soon(self._say_alive)
-                        nursery.start_soon(self._look_at_name)
-                        nursery.start_soon(self._window.run)
-                        await self._driver.run()
-                        await self._see_off()
+                        with self._starting:
+                            await self._driver.load()
+                            listeners = await net.bind(self._settings.server.bind_addresses, self._port)
+                        if not self._starting.cancelled_caught:
+                            await self._serve(listeners, nursery)
                     except KueueError as error:
                         failure = error  # raised below, outside of the nursery, which would wrap it
                     nursery.cancel_scope.cancel()
@@ -89,6 +89,15 @@ class Service:
         if failure is not None:
             raise failure
 
+    async def _serve(self, listeners: Sequence[trio.SocketListener], nursery: trio.Nursery) -> None:
+        await self._open(listeners, nursery)
+        nursery.start_soon(self._say_alive)
+        nursery.start_soon(self._look_at_name)
+        nursery.start_soon(self._window.run)
+        self._is_open.set()
+        await self._driver.run()
+        await self._see_off()
+
     async def _open(self, listeners: Sequence[trio.SocketListener], nursery: trio.Nursery) -> None:
         self._port = net.addresses_of(listeners)[0][1]
         self._remove_sockets()
@@ -96,12 +105,20 @@ class Service:
         self._driver.opened()
         nursery.start_soon(self._entrance.serve, listeners)
         await self._serve_locally(nursery)
-        Path(self._places.server, "port").write_text(f"{self._port}\n", encoding="ascii")  # noqa: ASYNC240  tiny, local
+        self._note_port()
         addresses = " ".join(
             f"{f'[{host}]' if ':' in host else host}:{port}" for host, port in net.addresses_of(listeners)
         )
         _log.info("listening on %s", addresses)
         notify.notify(notify.READY, f"STATUS=listening on {addresses}")
+
+    def _note_port(self) -> None:
+        """For people and scripts; a full disk must not keep anybody from serving, and from making room by that."""
+        note = Path(self._places.server, "port")
+        try:
+            whole_file.write(note, f"{self._port}\n".encode())
+        except OSError as error:
+            _log.warning("the port is not noted in %s: %s", note, error.strerror)
 
     async def _serve_locally(self, nursery: trio.Nursery) -> None:
         """A local socket for each secret that counts; the command finds it by the secret's fingerprint."""
@@ -162,7 +179,11 @@ class Service:
         # Nothing that was acknowledged can be lost by this: it is on the disk already.
         guard = threading.Timer(STOP_SECONDS, os._exit, (0,))
         guard.daemon = True
-        guard.start()
+        try:
+            guard.start()
+        except RuntimeError:  # no more threads for this account: the kernel's own clock ends it then
+            signal.setitimer(signal.ITIMER_REAL, STOP_SECONDS)
+        self._starting.cancel()
         self._driver.stop("the server is stopped")
 
     async def _see_off(self) -> None:
@@ -172,6 +193,7 @@ class Service:
 
     async def _reload_all(self, nursery: trio.Nursery) -> None:
         """As long as it was asked for; of those that came during one a single further one does."""
+        await self._is_open.wait()
         while self._reloads:
             self._reloads = 1
             await self._reload(nursery)
@@ -180,12 +202,13 @@ class Service:
     async def _reload(self, nursery: trio.Nursery) -> None:
         notify.reloading()
         try:
-            new = await trio.to_thread.run_sync(_read_again, self._settings.path, abandon_on_cancel=True)
+            new = await in_thread(partial(_read_again, self._settings.path))
             secrets = new.common.shared_secret, new.common.shared_secret_previous
-            identities = await trio.to_thread.run_sync(identity.identities, *secrets, self._places.cache)
+            identities = await in_thread(partial(identity.identities, *secrets, self._places.cache))
             await self._driver.reload(engine_settings(new))
-        except KueueError as error:
-            _log.error("reload: %s The settings stay as they were. %s", error, error.hint)
+        except (KueueError, OSError) as error:
+            hint = error.hint if isinstance(error, KueueError) else ""
+            _log.error("reload: %s The settings stay as they were. %s", error, hint)
         else:
             self._take_over_settings(new, identities)
             await self._serve_locally(nursery)
@@ -215,11 +238,12 @@ class Service:
         """Warn when workers would come here in vain: the name leads elsewhere, or only back to themselves."""
         name = self._settings.common.server_name
         try:
-            found = await trio.to_thread.run_sync(
-                partial(socket.getaddrinfo, name, None, type=socket.SOCK_STREAM), abandon_on_cancel=True
-            )
-        except OSError as error:
-            _log.warning("server_name = %s is not known here: %s", name, error.strerror or error)
+            found = await in_thread(partial(socket.getaddrinfo, name, None, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as error:  # the latter of what can be no name: a..b
+            _log.warning("server_name = %s is not known here: %s", name, getattr(error, "strerror", None) or error)
+            return
+        except KueueError as error:
+            _log.warning("server_name = %s was not looked up: %s", name, error)
             return
         addresses = sorted({str(address[0]).partition("%")[0] for *_, address in found})
         remark = name_remark(name, addresses, _is_ours)

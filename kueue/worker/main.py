@@ -6,9 +6,8 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from kueue import __version__, console
+from kueue import __version__, console, places
 from kueue.errors import KueueError, UsageError
 
 PROGRAM = "kueue_worker"
@@ -35,6 +34,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 def _work(options: argparse.Namespace) -> int:
+    console.expect_children()
     from kueue import log  # noqa: PLC0415  --help and --version do not wait for it
 
     if options.log_file:
@@ -110,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _absolute(path: str) -> str:
     """The worker leaves the directory it was started in. Empty stays empty: argparse asks for the default, too."""
-    return path and str(Path(path).expanduser().absolute())
+    return path and places.typed(path)
 
 
 if __name__ == "__main__":

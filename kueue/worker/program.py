@@ -161,8 +161,9 @@ class Program:
         try:
             settings = await trio.to_thread.run_sync(self._load, abandon_on_cancel=True)
             before, self._address = self._address, await self._address_of(settings)
-        except KueueError as error:
-            _log.error("the configuration stays as it was: %s %s", error, error.hint)
+        except (KueueError, OSError) as error:
+            hint = error.hint if isinstance(error, KueueError) else ""
+            _log.error("the configuration stays as it was: %s %s", error, hint)
         else:
             body.agent.configure(lambda before: _changeable(before, settings), clock.boottime())
             body.spool.limit_mb = settings.worker.output_limit_mb

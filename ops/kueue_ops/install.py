@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from kueue import console
-from kueue.errors import EXIT_CANCELED, EXIT_REFUSED, KueueError
+from kueue import console, places
+from kueue.errors import EXIT_REFUSED, KueueError
 from kueue_ops import command_line, install_files, install_units, record
 from kueue_ops.completion_places import ALIASES, SHELLS
 from kueue_ops.steps import Steps
@@ -27,14 +27,13 @@ def _main(words: Sequence[str] | None) -> int:
     options = _parser().parse_args(words)
     try:
         _check_home()
+        console.expect_children()
         with record.opened(record.place(dict(os.environ)), is_dry=options.dry_run) as known:
             steps = Steps(known, options.purpose, is_dry=options.dry_run, is_forced=options.force)
             act: Callable[[argparse.Namespace, Steps], None] = options.act
             act(options, steps)
     except BrokenPipeError:
         raise
-    except KeyboardInterrupt:
-        return EXIT_CANCELED
     except Exception as error:  # noqa: BLE001  said in a sentence
         return command_line.explained(error, PROGRAM, trace=options.debug)
     return EXIT_REFUSED if steps.failures else 0
@@ -160,7 +159,7 @@ def _one_of(known: Iterable[str], aliases: Mapping[str, str] | None = None) -> C
 
 
 def _absolute(path: str) -> Path:
-    return Path(path).expanduser().absolute()
+    return Path(places.typed(path))
 
 
 if __name__ == "__main__":

@@ -313,6 +313,16 @@ def test_a_hangup_with_broken_settings_changes_nothing(server):
         assert client.submit("true") == [0]
 
 
+def test_a_hangup_with_settings_that_cannot_be_read_to_their_end_changes_nothing(server):
+    server.start()
+    with server.client() as client:
+        server.config.unlink()
+        server.config.symlink_to("/proc/self/mem")
+        server.send(signal.SIGHUP)
+        eventually(lambda: "stay as they were" in server.said())
+        assert client.submit("true") == [0]
+
+
 def test_the_secret_rotates_without_a_pause(server):
     server.start()
     old = server.secret
@@ -378,12 +388,15 @@ def test_the_default_addresses_serve_both_families_without_an_error(server):
             pass
 
 
-def test_a_name_that_nobody_knows_is_warned_about(server):
+@pytest.mark.parametrize("name", ["nobody.invalid", "ralab..lab"])
+def test_a_name_that_nobody_knows_is_warned_about(server, name):
     server.config.write_text(
-        server.config.read_text().replace("[server_settings]", 'server_name = "nobody.invalid"\n[server_settings]')
+        server.config.read_text().replace("[server_settings]", f'server_name = "{name}"\n[server_settings]')
     )
     server.start()
-    eventually(lambda: "nobody.invalid is not known here" in server.said())
+    eventually(lambda: f"{name} is not known here" in server.said())
+    with server.client() as client:
+        assert client.submit("true") == [0]
 
 
 @pytest.mark.slow

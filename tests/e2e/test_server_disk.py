@@ -12,6 +12,7 @@ import pytest
 
 from kueue.protocol import messages as m
 from tests.support.server_program import ServerProgram, eventually, job_range
+from tests.support.small_disk import fill, small_disk
 
 FAT = "x" * 100_000
 
@@ -64,6 +65,37 @@ def test_a_full_disk_refuses_work_keeps_leases_and_comes_back_by_itself(server):
     server.start()
     with server.client() as client:
         assert set(client.states()) == {*kept, max(kept) + 1}
+
+
+def test_a_server_starts_on_a_full_disk_and_can_be_backed_up_to_another_one(server):
+    with small_disk(server.state / "server", 40) as disk:
+        disk.chmod(0o700)
+        server.start()
+        with server.client() as client:
+            client.submit("a", count=30)
+        assert server.stop() == 0
+        # What is written anew at every start shall have no room of its own.
+        os.truncate(disk / "lock", 0)
+        (disk / "port").unlink()
+        (disk / "queue.sqlite.ballast").unlink()
+        fill(disk)
+        taken = subprocess.run(
+            server.command("--backup", str(server.base / "copy")),
+            env=server.environ(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert taken.returncode == 0, taken.stderr
+        assert "30 jobs not over" in taken.stdout
+        server.start(ready=False)
+        eventually(lambda: server.said().count("listening on") == 2 or server.process.poll() is not None)
+        assert server.process.poll() is None, server.said()
+        assert "the port is not noted" in server.said()
+        with server.client() as client:
+            assert len(client.states()) == 30
+        assert server.stop() == 0
 
 
 def test_a_damaged_state_is_left_alone_and_recover_saves_what_can_be_read(server):
