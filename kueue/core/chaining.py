@@ -181,7 +181,7 @@ class Links:
             members = self.queue.state.lines[line]
             running = next(iter(members.values()))
             worker = self.queue.workers[running.node]
-            if directory in worker.declined or directory in worker.probing or job_id in worker.declined_jobs:
+            if directory in worker.declined or directory in worker.probing:
                 passed_over.append((waiting, pace, line))
                 continue
             link = Link(job_id, running.node, running.allocation, line)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import TypeVar
-
-K = TypeVar("K", int, str)
 
 GONE_KEPT = 5_000
 """Of what left `Declines.gone` remembers so many at least; beginning anew costs each reader a look at everything."""
@@ -14,35 +11,35 @@ GONE_KEPT = 5_000
 
 @dataclass
 class Decline:
-    """A directory or job that a worker does not take."""
+    """Of a directory."""
 
     reason: str
     retry_at: float
     """Steady seconds; infinite while one job is out asking."""
 
 
-class Declines(dict[K, Decline]):
-    """Declined directories, or jobs. What is in changes by `add`, `drop` and `clear` alone."""
+class Declines(dict[str, Decline]):
+    """Declined directories. What is in changes by `add`, `drop` and `clear` alone."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._pauses: list[tuple[float, K]] = []
-        """Heap of (retry_at, key); an entry is valid if the key still has that time."""
-        self.gone: list[K] = []
+        self._pauses: list[tuple[float, str]] = []
+        """Heap of (retry_at, directory); an entry is valid if that still has this time."""
+        self.gone: list[str] = []
         """What has left, the newest last. Who reads on here has to begin anew when this is another list."""
 
-    def add(self, key: K, reason: str, retry_at: float) -> None:
-        self[key] = Decline(reason, retry_at)
+    def add(self, directory: str, reason: str, retry_at: float) -> None:
+        self[directory] = Decline(reason, retry_at)
         if retry_at != float("inf"):
-            heappush(self._pauses, (retry_at, key))
+            heappush(self._pauses, (retry_at, directory))
 
-    def drop(self, key: K) -> Decline | None:
+    def drop(self, directory: str) -> Decline | None:
         """Take it out, if it is in; returns what it was."""
-        found = self.pop(key, None)
+        found = self.pop(directory, None)
         if found is not None:
             if len(self.gone) >= max(GONE_KEPT, len(self)):
                 self.gone = []
-            self.gone.append(key)
+            self.gone.append(directory)
         return found
 
     def clear(self) -> None:
@@ -50,22 +47,22 @@ class Declines(dict[K, Decline]):
         self._pauses.clear()
         self.gone = []
 
-    def take_due(self, steady: float) -> list[tuple[K, Decline]]:
+    def take_due(self, steady: float) -> list[tuple[str, Decline]]:
         """Take out those whose pause is over; returns them."""
-        due: list[tuple[K, Decline]] = []
+        due: list[tuple[str, Decline]] = []
         while (retry_at := self.next_retry()) is not None and retry_at <= steady:
-            _, key = heappop(self._pauses)
-            found = self.drop(key)
+            _, directory = heappop(self._pauses)
+            found = self.drop(directory)
             assert found is not None
-            due.append((key, found))
+            due.append((directory, found))
         return due
 
     def next_retry(self) -> float | None:
         """Steady time at which the first pause is over."""
         pauses = self._pauses
         while pauses:
-            retry_at, key = pauses[0]
-            found = self.get(key)
+            retry_at, directory = pauses[0]
+            found = self.get(directory)
             if found is not None and found.retry_at == retry_at:
                 return retry_at
             heappop(pauses)

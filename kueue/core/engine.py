@@ -115,7 +115,7 @@ class Engine:
         """The connection of a client or worker is gone."""
         node = self.queue.by_session.pop(session, None)
         if node is not None:
-            self.queue.workers[node].session = None
+            self.queue.workers[node].hung_up()
             # Where others were set aside it may have been the last one that takes jobs.
             self.queue.unsettled = True
         self.queue.stop_watching(session)
@@ -257,8 +257,9 @@ class Engine:
             return []
         least_slots = min(slots for slots, _ in wanted)
         least_cores = min(cores for _, cores in wanted)
-        # What is given up may run again where it was, however full that worker is.
-        own = {attempt.node for job in state.revocable if (attempt := state.jobs[job].attempt) is not None}
+        # What is given up may run again where nothing is known of it, however full that worker is.
+        given_up = (state.jobs[job].attempt for job in state.revocable)
+        own = {one.node for one in given_up if one is not None and one.offer in queue.worker(one.node).traceless}
         rooms: list[Room] = []
         for worker in queue.workers.values():
             node = state.nodes[worker.id]

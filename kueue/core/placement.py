@@ -16,13 +16,15 @@ A `Round` is one settling: rooms only shrink while it lasts, so what fitted nowh
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Literal, NamedTuple, TypeAlias
 
+from kueue.core.room import free_room
 from kueue.core.state import GLOBAL_SLOTS, Job, State, counters_of
 from kueue.core.waiting import Group, Shape, smallest, turn_of
-from kueue.model import Allocation, MachineTotals, Request, Share
+from kueue.model import Allocation, MachineLoad, MachineTotals, Request, Share
 
 _MEASURED = frozenset({"job slots", "cpus", "MB of memory"})
 
@@ -93,9 +95,11 @@ class Room:
     """Free units of each named resource."""
     declined: Collection[str] = ()
     """Directories that this worker said it cannot see, until asked again."""
-    declined_jobs: Collection[int] = ()
     deferred: Mapping[Request, str] = field(default_factory=dict)
     """Requests it put off until its next report → why."""
+    load: MachineLoad = MachineLoad()
+    traceless: AbstractSet[int] = frozenset()
+    """Offers of attempts that it has no trace of, so that it keeps no room for them."""
     closed: str = ""
     """Why it gets no jobs at all; empty: it does."""
 
@@ -313,25 +317,33 @@ class Round:
         return None if node is None else self._pick(job_id, node, frees_line=frees_line)
 
     def _in_its_own_place(self, job: Job) -> int | None:
-        """Its own worker, if that is here (without the attempt) and has room when the line of it is given up."""
+        """Its own worker, if that is here without a trace of its line and has room when that is given up.
+
+        Of what it merely cannot tell (its runner is mute) the worker keeps the room: given up, it would gain nothing.
+        """
         assert job.attempt is not None
         share = job.attempt.share
         room = self.rooms.get(share.node)
-        if room is None or not self.state.may_free(job.attempt):
+        if room is None or not self.state.lines[job.attempt.line].keys() <= room.traceless:
             return None
-        if job.template.directory in room.declined or job.id in room.declined_jobs:
+        if not self.state.may_free(job.attempt) or job.template.directory in room.declined:
             return None
-        freed = replace(
-            room,
-            slots=room.slots + share.slots,
-            cores=max(room.cores, min(room.cores + share.cores, room.wish_cores)),
-            ram_mb=max(room.ram_mb, min(room.ram_mb + share.ram_mb, room.wish_ram_mb)),
-            named={name: units | set(dict(share.named).get(name, ())) for name, units in room.named.items()},
-        )
+        freed = self._vacated(share, room)
         if obstacle(job.template.request, freed) is not None:
             return None
         self.rooms[share.node] = freed
         return share.node
+
+    def _vacated(self, share: Share, room: Room) -> Room:
+        """The room without that share, whose worker may have been lowered below what it has given."""
+        node = self.state.nodes[share.node]
+        rest = node.slots - share.slots, node.cores - share.cores, node.ram_mb - share.ram_mb
+        slots, cores, ram_mb = free_room(room.totals, room.load, *rest)
+        named = dict(room.named)
+        for name, units in share.named:
+            there = dict(room.totals.named).get(name, 0)
+            named[name] = named.get(name, frozenset()) | {unit for unit in units if unit < there}
+        return replace(room, slots=slots, cores=cores, ram_mb=ram_mb, named=named)
 
     def _of_group(self, group: Group, key: tuple[int, int]) -> Pick | None:
         # What is wanted lab-wide is the same for all members.
@@ -385,7 +397,7 @@ class Round:
         found: list[tuple[int, float, int]] = []
         for occupation, other in others:
             room = self.rooms[other]
-            job = shape.first(room.declined, room.declined_jobs)
+            job = shape.first(room.declined)
             if job is not None:
                 found.append((job, occupation, other))
         if not found:
@@ -394,7 +406,7 @@ class Round:
         return job, node
 
     def _best(self, request: Request, job: int) -> tuple[int | None, list[tuple[float, int]]]:
-        """Returns (the node, None if there is none; (occupation, node) of better ones that declined this very job)."""
+        """Returns (the node, None if there is none; (occupation, node) of better ones that lack its directory)."""
         directory = self.state.jobs[job].template.directory
         fitting = self._fitting.get(request)
         if fitting is None:
@@ -415,7 +427,7 @@ class Round:
             now = _occupation(request, room)
             if now != occupation:
                 heapreplace(fitting, (now, node))
-            elif directory in room.declined or job in room.declined_jobs:
+            elif directory in room.declined:
                 declined.append(heappop(fitting))
             else:
                 best = node

@@ -266,6 +266,7 @@ class Queue:
         worker = self.workers.get(attempt.node)
         if worker is not None:
             worker.unknown.pop(attempt.offer, None)
+            worker.traceless.discard(attempt.offer)
             worker.asked(job.template.directory, attempt.offer)
 
     def close_line(self, request: Request, line: int) -> None:

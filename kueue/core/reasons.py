@@ -91,7 +91,7 @@ def on_worker(sight: Sight, job: Job, node: Node) -> tuple[bool, str]:
     if found is not None:
         return False, found.sentence()
     worker = sight.queue.worker(node.record.id)
-    decline = worker.declined.get(job.template.directory) or worker.declined_jobs.get(job.id)
+    decline = worker.declined.get(job.template.directory)
     if decline is not None:
         return False, f"does not take it: {decline.reason}"
     return True, "would fit"

@@ -100,7 +100,7 @@ def drop_session(queue: Queue, worker: Worker) -> None:
     if worker.session is not None:
         queue.by_session.pop(worker.session, None)
         queue.close(worker.session)
-        worker.session = None
+        worker.hung_up()
 
 
 def _remember(queue: Queue, node: Node, message: m.WorkerHello, now: Now) -> None:
@@ -130,12 +130,12 @@ def _open_session(queue: Queue, worker: Worker, session: int, message: m.WorkerH
     worker.knows_lines = message.lines
     worker.connected_wall = worker.updated_wall = now.wall
     worker.declined.clear()
-    worker.declined_jobs.clear()
     worker.probing.clear()
     worker.asking.clear()
     worker.deferred.clear()
     worker.unchained.clear()
     worker.unknown.clear()
+    worker.traceless.clear()
     queue.unsettled = True
 
 
@@ -153,6 +153,7 @@ def _reconcile(queue: Queue, worker: Worker, node: Node, message: m.WorkerHello,
             _returned(queue, job, attempt, "never received", "the worker came back without it", now)
         else:
             worker.unknown[attempt.offer] = now.steady
+            worker.traceless.add(attempt.offer)
             queue.remark(f"job={job.id} worker={node.record.name} came back without a trace of the running attempt")
     for report in reports.values():
         _stale_report(queue, worker, report, now)
@@ -327,11 +328,7 @@ def rejected(queue: Queue, worker: Worker, message: m.OfferRejected, now: Now) -
     if found is None:
         return
     job, attempt = found
-    if message.about_directory:
-        worker.decline_place(job.template.directory, message.reason, now.steady)
-    else:
-        worker.decline_job(job.id, message.reason, now.steady)
-        worker.sees(job.template.directory)
+    worker.decline_place(job.template.directory, message.reason, now.steady)
     _returned(queue, job, attempt, "rejected", message.reason, now)
 
 
@@ -391,6 +388,7 @@ def _live(queue: Queue, worker: Worker, offer: int) -> tuple[Job, Attempt] | Non
         return None
     queue.offered_at.pop(offer, None)
     worker.unknown.pop(offer, None)
+    worker.traceless.discard(offer)
     return queue.state.jobs[attempt.job], attempt
 
 
@@ -402,6 +400,7 @@ def _not_started(queue: Queue, worker: Worker, offer: int, now: Now) -> tuple[Jo
         return found
     # It has no trace of what it said to run, as after a restored backup. That proves nothing; the time-out decides.
     worker.unknown[offer] = since
+    worker.traceless.add(offer)
     return None
 
 

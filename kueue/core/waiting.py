@@ -15,7 +15,7 @@ Why this way
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, TypeAlias
 
@@ -30,7 +30,10 @@ Entry: TypeAlias = tuple[int, str]
 GroupKey = tuple[int, int, bool, bool, tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]
 
 FEW = 16
-"""A worker that lacks more directories than these is worth a heap of its own."""
+"""A worker that lacks no more directories than these is worth no heap of its own, however few there are."""
+WALKED = 128
+"""Nor where it lacks less than every so many-th directory of a shape: these are passed over in a walk. Since all heaps
+of a shape share their entries, this bounds them to about 1 KiB for each directory that is lacking."""
 SLACK = 16
 """So many stale entries are not worth sweeping, however few others there are."""
 BLOCK = 64
@@ -40,14 +43,19 @@ BLOCK = 64
 class View:
     """The directories of a shape that one worker may be asked for."""
 
-    __slots__ = ("gone", "heap", "read")
+    __slots__ = ("declines", "gone", "heap", "read")
 
-    def __init__(self, heap: list[Entry], gone: list[str]) -> None:
+    def __init__(self, heap: list[Entry], declines: Declines) -> None:
         self.heap = heap
         """As `Shape._order`; an entry whose directory the worker declined is stale, too."""
-        self.gone = gone
-        """`Declines.gone` of the worker: what it may be asked for again."""
-        self.read = len(gone)
+        self.declines = declines
+        self.gone = declines.gone
+        """What the worker may be asked for again."""
+        self.read = len(self.gone)
+
+    @property
+    def is_outdated(self) -> bool:
+        return self.gone is not self.declines.gone
 
 
 class Shape:
@@ -118,44 +126,28 @@ class Shape:
                 del self._places[place]
         self._sweep()
 
-    def first(self, without: Collection[str] = (), without_jobs: Collection[int] = ()) -> int | None:
-        """The lowest waiting id that is not in `without_jobs` nor its directory in `without`; None if there is none."""
-        if isinstance(without, Declines) and len(without) > FEW and not without_jobs:
+    def first(self, without: Collection[str] = ()) -> int | None:
+        """The lowest waiting id whose directory is not in `without`; None if there is none."""
+        if isinstance(without, Declines) and len(without) > max(FEW, len(self._places) // WALKED):
             return self._first_in_view(without)
         order = self._order
-        while order and not self._is_valid(order[0]):
-            heappop(order)
-        if not order:
-            return None
-        if not without and not without_jobs:
-            return order[0][0]
-        best: int | None = None
         passed: list[Entry] = []
-        while order and (best is None or order[0][0] < best):
+        while order and ((is_stale := not self._is_valid(order[0])) or order[0][1] in without):
             entry = heappop(order)
             # The same one may stand there twice.
-            if not self._is_valid(entry) or (passed and entry == passed[-1]):
-                continue
-            passed.append(entry)
-            if entry[1] not in without:
-                found = self._first_in(self._places[entry[1]], without_jobs)
-                if found is not None and (best is None or found < best):
-                    best = found
+            if not is_stale and not (passed and entry == passed[-1]):
+                passed.append(entry)
+        first = order[0][0] if order else None
         for entry in passed:
             heappush(order, entry)
-        return best
+        return first
 
-    def _first_in(self, heap: list[int], without_jobs: Collection[int]) -> int | None:
-        if heap[0] not in without_jobs:
-            return heap[0]
-        return next((job for job in _ascending(heap) if job not in self._gone and job not in without_jobs), None)
-
-    def _first_in_view(self, declines: Declines[str]) -> int | None:
+    def _first_in_view(self, declines: Declines) -> int | None:
         view = self._views.get(id(declines))
-        if view is None or view.gone is not declines.gone:
-            entries = [(heap[0], place) for place, heap in self._places.items() if place not in declines]
+        if view is None or view.is_outdated:
+            entries = [entry for entry in self._order if entry[1] not in declines and self._is_valid(entry)]
             heapify(entries)
-            view = self._views[id(declines)] = View(entries, declines.gone)
+            view = self._views[id(declines)] = View(entries, declines)
         heap = view.heap
         for place in view.gone[view.read :]:
             if place in self._places:
@@ -184,20 +176,11 @@ class Shape:
             self._gone.clear()
         bound = 2 * len(self._places) + SLACK
         if len(self._order) > bound:
-            self._order = [(heap[0], place) for place, heap in self._places.items()]
+            self._order = list({entry for entry in self._order if self._is_valid(entry)})
             heapify(self._order)
-        if self._views:
-            self._views = {key: view for key, view in self._views.items() if len(view.heap) <= bound}
-
-
-def _ascending(heap: Sequence[int]) -> Iterator[int]:
-    """The entries of a heap in order, as many steps as are asked for; the heap stays as it is."""
-    todo = [(heap[0], 0)]
-    while todo:
-        entry, index = heappop(todo)
-        yield entry
-        for child in range(2 * index + 1, min(2 * index + 3, len(heap))):
-            heappush(todo, (heap[child], child))
+        stale = [key for key, view in self._views.items() if view.is_outdated or len(view.heap) > bound]
+        for key in stale:
+            del self._views[key]
 
 
 class Block:

@@ -48,8 +48,7 @@ class Worker:
     load: MachineLoad = MachineLoad()
     connected_wall: float | None = None
     updated_wall: float | None = None
-    declined: Declines[str] = field(default_factory=Declines)
-    declined_jobs: Declines[int] = field(default_factory=Declines)
+    declined: Declines = field(default_factory=Declines)
     probing: dict[str, tuple[str, float]] = field(default_factory=dict)
     """Directory declined before, whose pause is over → (the reason then, steady time of the end of the pause), the
     oldest first: the next job is sent alone."""
@@ -65,12 +64,19 @@ class Worker:
     """Requests of which it put off an offer ahead, until its next report."""
     unknown: dict[int, float] = field(default_factory=dict)
     """Offer → steady time since when this worker cannot say what became of it."""
+    traceless: set[int] = field(default_factory=set)
+    """Offers that have started, and of which it has no trace: it keeps no room for them."""
     fast_failures: int = 0
     set_aside_until: float | None = None
     set_aside_seconds: float = SET_ASIDE_SECONDS
     set_aside_note: str = ""
     stopping: bool = False
     """It said goodbye and takes nothing new."""
+
+    def hung_up(self) -> None:
+        self.session = None
+        # Asked for anew when it comes back, if it does: nobody else lets go of what was kept beside it.
+        self.declined.clear()
 
     def closed(self, node: Node, now_steady: float) -> str:
         """Why it gets no new jobs, as a predicate to its name; empty: it does."""
@@ -102,8 +108,9 @@ class Worker:
             wish_ram_mb=wish_ram_mb,
             named=named,
             declined=self.declined,
-            declined_jobs=self.declined_jobs,
             deferred=self.deferred,
+            load=self.load,
+            traceless=self.traceless,
             closed=self.closed(node, now_steady),
         )
 
@@ -114,9 +121,6 @@ class Worker:
         self.declined.add(directory, reason, steady + pause)
         self.probing.pop(directory, None)
         self.asking.pop(directory, None)
-
-    def decline_job(self, job: int, reason: str, steady: float) -> None:
-        self.declined_jobs.add(job, reason, steady + RETRY_SECONDS)
 
     def offered(self, directory: str, offer: int) -> None:
         """A job of that directory is on its way; if the directory was declined before, it goes alone."""
@@ -139,17 +143,16 @@ class Worker:
 
     def retry(self, steady: float) -> bool:
         """Let pauses that are over end. Returns whether there were any."""
-        places, jobs = self.declined.take_due(steady), self.declined_jobs.take_due(steady)
-        for directory, decline in places:
+        due = self.declined.take_due(steady)
+        for directory, decline in due:
             self.probing[directory] = decline.reason, steady
         old = takewhile(lambda directory: steady - self.probing[directory][1] > REMEMBERED_SECONDS, self.probing)
         for directory in list(old):
             del self.probing[directory]
-        return bool(places or jobs)
+        return bool(due)
 
     def next_retry(self) -> float | None:
-        times = (self.declined.next_retry(), self.declined_jobs.next_retry())
-        return min((time for time in times if time is not None), default=None)
+        return self.declined.next_retry()
 
     # --- black holes -------------------------------------------------------------------------------------------------
 

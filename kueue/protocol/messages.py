@@ -566,11 +566,10 @@ class OfferDeferred(Message, frozen=True, kw_only=True):
 
 
 class OfferRejected(Message, frozen=True, kw_only=True):
-    """Not here; never started. Holds for the job's directory if ``about_directory``, else for the job."""
+    """Not here; never started. Holds for the job's directory."""
 
     offer: Number
     reason: Remark
-    about_directory: bool = True
 
 
 class OfferWithdrawn(Message, frozen=True, kw_only=True):

@@ -30,7 +30,7 @@ REQUESTS = st.builds(
 TERMS = st.builds(
     Terms, max_attempts=st.integers(1, 3), on_lost=st.sampled_from(["rerun", "rerun", "rerun", "wait", "fail"])
 )
-MOODS = st.sampled_from(["start", "start", "queue", "defer", "reject", "reject job", "silent", "stubborn", "start"])
+MOODS = st.sampled_from(["start", "start", "queue", "defer", "reject", "silent", "stubborn", "start"])
 HELD = st.sampled_from([False, False, False, True])
 CWD = st.sampled_from(["/a", "/b"])
 HOUR = 3600.0
@@ -412,11 +412,7 @@ def waiting_in_vain(world: World) -> None:
             is_aside = worker.set_aside_until is not None and world.steady < worker.set_aside_until
             if worker.session is None or record.offline or worker.stopping or is_asked_in_vain or is_aside:
                 continue
-            if (
-                job.template.directory in worker.declined
-                or job.id in worker.declined_jobs
-                or request in worker.deferred
-            ):
+            if job.template.directory in worker.declined or request in worker.deferred:
                 continue
             # Nobody else uses these machines: a wish takes all of itself, or all of the machine.
             wants_cores = min(request.cores, TOTALS.cores) if request.cores_are_wish else request.cores

@@ -239,8 +239,6 @@ class Machine:
                 self.say(m.OfferDeferred(offer=offer.offer, reason="busy", load=MachineLoad()))
             elif self.mood == "reject":
                 self.say(m.OfferRejected(offer=offer.offer, reason="no such directory"))
-            elif self.mood == "reject job":
-                self.say(m.OfferRejected(offer=offer.offer, reason="not this one", about_directory=False))
             elif self.is_runner_silent or self.world.steady >= self.lease_until:
                 self.candidates.append(offer)
             else:

@@ -280,8 +280,7 @@ class Scenario:
         self._say(self._session(who), m.OfferDeferred(offer=int(words[0]), reason="busy", load=load))
 
     def worker_rejects(self, who: str, words: list[str]) -> None:
-        rejected = m.OfferRejected(offer=int(words[0]), reason="no such directory", about_directory="job" not in words)
-        self._say(self._session(who), rejected)
+        self._say(self._session(who), m.OfferRejected(offer=int(words[0]), reason="no such directory"))
 
     def worker_withdraws(self, who: str, words: list[str]) -> None:
         self._say(self._session(who), m.OfferWithdrawn(offer=int(words[0])))

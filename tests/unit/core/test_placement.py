@@ -42,7 +42,6 @@ def rooms(draw: st.DrawFn) -> list[Room]:
                 wish_ram_mb=draw(st.integers(0, 10)) * 100,
                 named={"gpu": frozenset(draw(st.sets(st.integers(0, 1))))},
                 declined=draw(st.sets(st.sampled_from(["/a", "/b", "/c"]), max_size=2)),
-                declined_jobs=draw(st.sets(st.integers(0, 10), max_size=3)),
                 closed=draw(st.sampled_from(["", "", "", "is offline"])),
             )
         )
@@ -71,7 +70,7 @@ def by_hand(jobs: list[tuple[Request, str]], found: list[Room], cap: int, licenc
             continue
         fitting = []
         for room in open_rooms:
-            if obstacle(request, room) is None and cwd not in room.declined and job not in room.declined_jobs:
+            if obstacle(request, room) is None and cwd not in room.declined:
                 cores, ram_mb = taken(request, room)
                 fitting.append((room.occupation_with(request.slots, cores, ram_mb), room.node, room))
         if not fitting:

@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kueue.core import declines as declines_module
 from kueue.core.declines import Declines
-from kueue.core.waiting import BLOCK, FEW, SLACK, Group, Shape, Waiting, turn_of
+from kueue.core.waiting import BLOCK, FEW, SLACK, WALKED, Group, Shape, Waiting, turn_of
+from kueue.core.workers import Worker
 from kueue.model import Request
 
 PLACES = ["/a", "/b", "/c"]
@@ -22,7 +23,7 @@ class ShapeHistories(RuleBasedStateMachine):
         super().__init__()
         self.shape = Shape(Request())
         self.model: dict[int, str] = {}
-        self.declines: Declines[str] = Declines()
+        self.declines: Declines = Declines()
         self.clear()
 
     @rule()
@@ -42,10 +43,10 @@ class ShapeHistories(RuleBasedStateMachine):
         self.model.pop(job, None)
         self.shape.discard(job, PLACES[job % 3])
 
-    @rule(places=st.sets(st.sampled_from(PLACES), max_size=2), jobs=st.sets(st.integers(0, 12), max_size=4))
-    def first_but(self, places: set[str], jobs: set[int]) -> None:
-        allowed = [job for job, place in self.model.items() if place not in places and job not in jobs]
-        assert self.shape.first(places, jobs) == min(allowed, default=None)
+    @rule(places=st.sets(st.sampled_from(PLACES), max_size=2))
+    def first_but(self, places: set[str]) -> None:
+        allowed = [job for job, place in self.model.items() if place not in places]
+        assert self.shape.first(places) == min(allowed, default=None)
 
     @rule(place=st.sampled_from(PLACES))
     def decline(self, place: str) -> None:
@@ -143,7 +144,7 @@ def test_jobs_that_left_from_the_middle_of_a_directory_are_swept():
     assert shape.first() == 5
 
 
-class Counted(Declines[str]):
+class Counted(Declines):
     """Counts how often it is asked whether it holds a directory."""
 
     looks = 0
@@ -173,7 +174,7 @@ def test_a_worker_that_lacks_every_directory_but_the_last_finds_it_without_a_loo
 
 
 def test_a_worker_that_looks_no_more_costs_no_memory():
-    shape, declines = Shape(Request()), Declines[str]()
+    shape, declines = Shape(Request()), Declines()
     for number in range(FEW + 1):
         declines.add(f"/elsewhere/{number}", "no such directory", 5.0)
     shape.add(0, "/d")
@@ -186,9 +187,55 @@ def test_a_worker_that_looks_no_more_costs_no_memory():
     assert shape.first(declines) == 0
 
 
+def test_a_worker_that_has_left_costs_no_memory():
+    shape, worker = Shape(Request()), Worker(0, session=1)
+    for number in range(FEW + 1):
+        worker.decline_place(f"/elsewhere/{number}", "no such directory", 5.0)
+    shape.add(0, "/d")
+    assert shape.first(worker.declined) == 0
+    assert shape._views
+    worker.hung_up()
+    shape.add(1, "/e")
+    assert not shape._views
+
+
+@pytest.fixture
+def wide() -> Shape:
+    """Jobs of very many directories."""
+    shape = Shape(Request())
+    for job in range(10_000):
+        shape.add(job, f"/d/{job}")
+    return shape
+
+
+@pytest.mark.parametrize(("lacking", "views"), [(17, 0), (10_000 // WALKED, 0), (10_000 // WALKED + 1, 1)])
+def test_only_a_worker_that_lacks_a_fair_part_of_the_directories_has_an_index_of_its_own(wide, lacking, views):
+    declines = Declines()
+    for job in range(lacking):
+        declines.add(f"/d/{job}", "no such directory", 5.0)
+    assert wide.first(declines) == lacking
+    assert len(wide._views) == views
+
+
+def test_the_indices_of_many_workers_share_their_entries(wide):
+    entries = set(map(id, wide._order))
+    for _ in range(3):
+        declines = Declines()
+        for job in range(1000):
+            declines.add(f"/d/{job}", "no such directory", 5.0)
+        assert wide.first(declines) == 1000
+    # What the sweeping leaves is the same still.
+    for job in range(9000):
+        wide.discard(job, f"/d/{job}")
+        wide.add(job, f"/d/{job}")
+    assert len(wide._views) == 3
+    assert {id(entry) for view in wide._views.values() for entry in view.heap if entry[0] >= 9000} <= entries
+    assert {id(entry) for entry in wide._order if entry[0] >= 9000} <= entries
+
+
 def test_what_left_the_declines_is_not_remembered_for_ever(monkeypatch):
     monkeypatch.setattr(declines_module, "GONE_KEPT", 3)
-    shape, declines = Shape(Request()), Declines[str]()
+    shape, declines = Shape(Request()), Declines()
     shape.add(0, "/d")
     for number in range(FEW + 1):
         declines.add(f"/elsewhere/{number}", "no such directory", 5.0)

@@ -65,7 +65,7 @@ def test_a_directory_that_no_job_asks_for_again_is_forgotten_after_a_while():
     assert "/8" not in worker.declined
 
 
-class NotWalked(Declines[str]):
+class NotWalked(Declines):
     """May be asked for single directories only."""
 
     def __iter__(self):
@@ -91,15 +91,6 @@ def test_very_many_declined_directories_are_not_walked():
     worker.retry(float(many))
     assert not worker.declined
     assert worker.next_retry() is None
-
-
-def test_a_declined_job_is_tried_again_after_a_pause():
-    worker = Worker(0)
-    worker.decline_job(3, "no", 0.0)
-    assert worker.next_retry() == RETRY_SECONDS
-    assert not worker.retry(RETRY_SECONDS - 0.1)
-    assert worker.retry(RETRY_SECONDS)
-    assert not worker.declined_jobs
 
 
 def test_a_pause_doubles_each_time_up_to_its_limit():
