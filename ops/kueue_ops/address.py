@@ -16,6 +16,7 @@ _HOST = re.compile(r"[^\W_](?:[\w.-]*\w)?\.?")
 """Letters of any script: a name may be an alias of ssh_config, and names from the DNS may be international."""
 _V6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%[\w.-]+)?")
 _PORT_MAX = 65535
+_PORT_DIGITS = 5
 
 
 class HostAddress(msgspec.Struct, frozen=True):
@@ -81,7 +82,9 @@ def parse_host(word: str) -> HostAddress:
         has_port = bool(colon)
         if not _HOST.fullmatch(host):
             raise _wrong(word, "it is no host name" if host else "the host is missing")
-    if has_port and not (port.isascii() and port.isdecimal() and 0 < int(port[:6]) <= _PORT_MAX):
+    if has_port and not (
+        port.isascii() and port.isdecimal() and len(port) <= _PORT_DIGITS and 0 < int(port) <= _PORT_MAX
+    ):
         raise _wrong(word, f"the port must be a number from 1 to {_PORT_MAX}")
     return HostAddress(word, user if has_user else None, host, int(port) if has_port else None)
 

@@ -132,7 +132,8 @@ class HostCare:
             hand = self._open.pop(host, None)
         if hand is not None:
             # The thread that hangs there may come free; closing may take a while itself.
-            threading.Thread(target=hand.close, name=f"close {host}", daemon=True).start()
+            with contextlib.suppress(RuntimeError):  # there is no thread to be had
+                threading.Thread(target=hand.close, name=f"close {host}", daemon=True).start()
         self._decided(
             host,
             Trouble("hung", "The look at it does not come back; it was given up, the next one comes as usual."),

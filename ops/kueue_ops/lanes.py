@@ -21,6 +21,7 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from kueue import log
+from kueue.errors import KueueError
 
 T = TypeVar("T")
 LINGERING = 3
@@ -95,6 +96,7 @@ class Lanes:
     """`parallel` pieces of work in a lane at once; `limit_seconds` counts from the begin, and anew in the lane."""
 
     def __init__(self, parallel: int, limit_seconds: float, *, crowd: int = CROWD) -> None:
+        """Raises `KueueError` when there is no thread to be had for the watch over the limits."""
         self.limit_seconds = limit_seconds
         self._parallel = parallel
         self._crowd = crowd
@@ -105,8 +107,14 @@ class Lanes:
         self._inside: set[Ticket] = set()
         self._lingering: Counter[str] = Counter()
         self._is_closed = False
-        self._watch: threading.Thread | None = None
         self._tells: dict[Ticket, Callable[[BaseException], None]] = {}
+        try:
+            # Now, not with the first work: nothing may ever run without it.
+            threading.Thread(target=self._watch_limits, name="lanes", daemon=True).start()
+        except RuntimeError as error:
+            raise KueueError(
+                "This account may have no more threads.", hint="`ulimit -u` is how many; `ps -LU $USER` shows them."
+            ) from error
 
     @property
     def busy(self) -> int:
@@ -157,9 +165,6 @@ class Lanes:
             if self._is_closed:
                 return
             self._waiting.append(begin)
-            if self._watch is None:
-                self._watch = threading.Thread(target=self._watch_limits, name="lanes", daemon=True)
-                self._watch.start()
         self._begin_more()
 
     def each(self, keys: Iterable[str], work: Callable[[Ticket], T]) -> Iterator[Result[T]]:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
@@ -53,6 +54,8 @@ class Loop:
         self._read: queue.SimpleQueue[Laboratory | Exception] = queue.SimpleQueue()
         self._reading_since: float | None = None
         self._is_to_read_again = False
+        self._locks: dict[str, places.Lock | None] = {lab.lock: None}
+        """Of each state directory that the settings named since the start; None: held by who called us."""
         self._care = HostCare(
             lab.hosts,
             _view(lab),
@@ -153,6 +156,9 @@ class Loop:
         try:
             found = restart_settings.load(self._lab.config.path, self._chosen)
             _ = found.status  # looks for the state directory, here and not in the loop
+            if found.lock not in self._locks:
+                # Whoever reads these settings asks there whether we run.
+                self._locks[found.lock] = lock(found)
         except Exception as error:  # noqa: BLE001  whatever it is, the settings stay and the loop says why
             found = error
         self._read.put(found)
@@ -289,7 +295,7 @@ def write_status(lab: Laboratory, status: RoundsStatus) -> None:
 
     try:
         patience.within(STATUS_SECONDS, "status", write)
-    except (OSError, KueueError) as error:
+    except (OSError, ValueError, KueueError) as error:
         _log.debug("the status could not be written: %s", error)
 
 
@@ -299,8 +305,25 @@ def lock(lab: Laboratory) -> places.Lock:
         return places.lock_exclusive(lab.lock, "kueue_restart_workers")
     except KueueError as error:
         pid = places.holder(lab.lock)
-        hint = f"It looks at all hosts now if you type: kill -HUP {pid}" if pid else ""
+        if pid is None:
+            raise
+        # One round has no use for a hang-up and ends by it.
+        hint = (
+            f"It looks at all hosts now if you type: kill -HUP {pid}"
+            if _has_handler(pid, signal.SIGHUP)
+            else f"It looks at hosts once and ends by itself. To end it now: kill {pid}"
+        )
         raise KueueError(f"{error}", hint=hint) from error
+
+
+def _has_handler(pid: int, number: signal.Signals) -> bool:
+    """Does that process do something of its own at this signal (``SigCgt`` of proc_pid_status(5))?"""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines()
+        caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
+    except (OSError, StopIteration):
+        return False  # it has ended
+    return bool(caught >> (number - 1) & 1)
 
 
 def _view(lab: Laboratory) -> ServerView:

@@ -80,13 +80,13 @@ class Laboratory:
 
     @property
     def stamp(self) -> str:
-        """Changes when the settings file does; as it was, while the file server that holds it is silent."""
+        """Changes when the settings file does; as it was, while it cannot be said, as of a silent file server."""
         try:
             found = patience.within(_STAMP_SECONDS, f"stamp of {self.config.path}", lambda: os.stat(self.config.path))  # noqa: PTH116  the state places are strings
-        except TimeoutError:
-            return self._stamp
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             self._stamp = ""
+        except OSError:
+            return self._stamp
         else:
             self._stamp = f"{found.st_mtime_ns} {found.st_size}"
         return self._stamp

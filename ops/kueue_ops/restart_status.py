@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -75,15 +76,16 @@ class RoundsStatus(msgspec.Struct, frozen=True):
 
 def write(path: str, status: RoundsStatus) -> None:
     """Replace the file; whoever reads it sees the old or the new one whole. Raises `OSError`."""
-    whole_file.write(path, msgspec.json.encode(status))
+    # A word of a host, or a path of ours, may hold bytes that are no text; msgspec does not write what they become.
+    whole_file.write(path, json.dumps(msgspec.to_builtins(status)).encode())
 
 
 def read(path: str) -> RoundsStatus | None:
     """The file, or None when there is none that can be used."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123  as above
-            return msgspec.json.decode(file.read(), type=RoundsStatus)
-    except (OSError, msgspec.DecodeError):
+            return msgspec.convert(json.loads(file.read()), RoundsStatus)
+    except (OSError, ValueError, msgspec.ValidationError):
         return None
 
 

@@ -117,7 +117,7 @@ def _refuse_beside_the_loop(lab: Laboratory) -> None:
     if pid is not None:
         raise KueueError(
             f"{RESTART_WORKERS} runs here (pid {pid}) and would start the workers again.",
-            hint=f"Stop it first (kill {pid}), or take the hosts out of the settings and type kill -HUP {pid}",
+            hint=f"Stop it first: kill {pid}",
         )
 
 

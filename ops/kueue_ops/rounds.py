@@ -2,8 +2,8 @@
 
 Rules
 - One job of APScheduler for each host, of which only one call runs at a time. A missed time is made up for once,
-  however late. A call that exceeds its limit is abandoned, so that a hanging host has its next rounds like all others
-  and delays none (see `lanes`).
+  however late; a look that was asked for and comes due during a call, when that has ended. A call that exceeds its
+  limit is abandoned, so that a hanging host has its next rounds like all others and delays none (see `lanes`).
 - APScheduler computes with the wall clock and sleeps by a clock that stands still while the machine is suspended.
   `Rounds.tick` compares the clocks: after a jump or a suspend every host gets the time it has by ``CLOCK_BOOTTIME``.
 """
@@ -70,11 +70,14 @@ class Rounds:
         self.set_pace(interval_seconds)
         self._due: dict[str, float] = {}
         self._active: set[str] = set()
+        self._asked: dict[str, float] = {}
+        """When a look at a host is due that was asked for since the last one began; APScheduler passes over it if that
+        one still runs."""
         self.unfinished: tuple[str, ...] = ()
         """After `stop`: hosts whose check had not ended, or had not begun."""
         self._lock = threading.Lock()
         self._offsets = _offsets()
-        # Its warnings are our own business: a call that is skipped because the last one still waits for a lane.
+        # Its warnings are our own business: a call that is skipped because the last one still runs.
         quiet = logging.getLogger("apscheduler")
         quiet.handlers[:] = [logging.NullHandler()]
         quiet.propagate = False
@@ -99,6 +102,7 @@ class Rounds:
             gone = [host for host in self._due if host not in wanted]
             for host in gone:
                 del self._due[host]
+                self._asked.pop(host, None)
         for host in gone:
             self._scheduler.remove_job(host)
         for host in wanted:
@@ -106,7 +110,7 @@ class Rounds:
                 self.look_again(host, 0)
                 continue
             with self._lock:
-                self._due[host] = clock.boottime()
+                self._due[host] = self._asked[host] = clock.boottime()
             self._scheduler.add_job(
                 self._call,
                 _Every(partial(self._pace, host)),
@@ -123,6 +127,8 @@ class Rounds:
         with self._lock:
             if host not in self._due:
                 return
+            due = clock.boottime() + seconds
+            self._asked[host] = min(due, self._asked.get(host, due))
         try:
             self._scheduler.modify_job(host, next_run_time=datetime.now(timezone.utc) + timedelta(seconds=seconds))
         except JobLookupError:
@@ -186,12 +192,18 @@ class Rounds:
         return seconds
 
     def _began(self, host: str) -> None:
-        self._active.add(host)
+        with self._lock:
+            self._active.add(host)
+            self._asked.pop(host, None)
 
     def _ended(self, host: str, is_hung: bool) -> None:
-        self._active.discard(host)
+        with self._lock:
+            self._active.discard(host)
+            is_due = self._asked.get(host, float("inf")) <= clock.boottime()
         if is_hung:
             self._hung(host)
+        if is_due:
+            self.look_again(host, 0)
 
     def _call(self, host: str) -> None:
         """Runs in a lane. Nothing that a check raises reaches APScheduler."""

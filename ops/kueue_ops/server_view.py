@@ -66,8 +66,12 @@ class ServerView:
                 if self._asked_at >= begun - FRESH_SECONDS and self._answered_at >= self._asked_at:
                     return self._workers
                 if not self._is_asking:
-                    threading.Thread(target=self._ask, name="server view", daemon=True).start()
-                    self._is_asking = True  # not if there is no thread to be had; the answer waits for our lock
+                    try:
+                        threading.Thread(target=self._ask, name="server view", daemon=True).start()
+                    except RuntimeError:  # there is no thread to be had; the next one tries again
+                        left = float("inf")
+                        break
+                    self._is_asking = True  # the answer waits for our lock
                 left = begun + self._answer_seconds - now
                 if left <= 0 or now - self._waited_in_vain_at < AWAY_SECONDS:
                     break

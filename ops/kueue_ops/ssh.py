@@ -213,7 +213,8 @@ class HostConnection:
         with _guard(client.close, 3 * limit + 1.0) as rang:
             try:
                 connection.open()
-            except (paramiko.SSHException, OSError, EOFError, ValueError) as error:
+            # RuntimeError: there is no thread to be had for the transport.
+            except (paramiko.SSHException, OSError, EOFError, ValueError, RuntimeError) as error:
                 raise self._not_open(target, error, is_late=rang.is_set()) from error
         connection.transport.set_keepalive(KEEPALIVE_SECONDS)
         return connection
@@ -344,7 +345,10 @@ def _preferring(types: tuple[str, ...]) -> Callable[..., paramiko.Transport]:
 
 @contextlib.contextmanager
 def _guard(close: Callable[[], object], seconds: float) -> Iterator[threading.Event]:
-    """Closes what hangs after `seconds`, which ends every wait of paramiko; the event tells that it did."""
+    """Closes what hangs after `seconds`, which ends every wait of paramiko; the event tells that it did.
+
+    Raises `HostTrouble` when there is no thread to be had for it.
+    """
     rang = threading.Event()
 
     def ring() -> None:
@@ -354,7 +358,12 @@ def _guard(close: Callable[[], object], seconds: float) -> Iterator[threading.Ev
 
     timer = threading.Timer(seconds, ring)
     timer.daemon = True
-    timer.start()
+    try:
+        timer.start()
+    except RuntimeError as error:
+        raise trouble(
+            "ssh", "Nothing more can be begun here: this account may have no more threads.", "Look at ulimit -u."
+        ) from error
     try:
         yield rang
     finally:

@@ -35,7 +35,7 @@ def test_every_way_to_write_a_host_is_read(word, user, host, port):
     [
         *("@host", "user@", ":22", "host:", "host:0", "host:65536", "host:ssh", "host:٢", "host:99999999999999"),
         *("[::1", "::1]:22", "[host]:22", "[::1]22", "a:b:c:zz", "-oProxyCommand=x", "-l@host", "a;b", "$(reboot)"),
-        *("host/x", "'h'", "h\\", "!h", "a b@host"),
+        *("host:0000099999", "host/x", "'h'", "h\\", "!h", "a b@host"),
     ],
 )
 def test_what_is_no_host_is_refused_by_name(word):

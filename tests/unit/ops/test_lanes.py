@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from kueue.errors import KueueError
 from kueue_ops.lanes import LINGERING, Abandoned, Lanes
 
 
@@ -23,6 +24,18 @@ def until(holds, seconds=20.0):
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def test_without_a_thread_for_the_limits_nothing_begins(monkeypatch):
+    def start(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        with pytest.raises(KueueError, match="no more threads"):
+            Lanes(1, 30)
+    (result,) = Lanes(1, 30).each(["a"], lambda _: "well")
+    assert result.value == "well"
 
 
 def test_results_and_errors_come_back_with_their_key():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -9,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from kueue_ops import known_hosts, patience, restart_loop, restart_settings, ssh_settings
+from kueue_ops import known_hosts, patience, restart_loop, restart_settings, ssh, ssh_settings
 from kueue_ops.address import HostAddress
 from kueue_ops.host_care import HostCare
 from kueue_ops.lanes import Lanes
 from kueue_ops.restart_decision import Limits
 from kueue_ops.restart_status import RoundsStatus
+from kueue_ops.server_view import ServerView
 from kueue_ops.sight import ServerWord
 from kueue_ops.trouble import HostTrouble
 from tests.support.file_server import dead_file_server
@@ -154,6 +156,36 @@ def test_the_limits_of_looks_hold_although_the_settings_are_on_a_dead_file_serve
         assert result.is_hung
         gate.set()
     assert lanes.wait_idle(20)
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EAGAIN, errno.EACCES])
+def test_a_stamp_that_cannot_be_had_is_the_last_one_and_that_of_a_file_that_is_gone_is_none(lab, monkeypatch, number):
+    before = lab.stamp
+    assert before
+
+    def stat(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(restart_settings.os, "stat", stat)
+        assert lab.stamp == before
+    Path(lab.config.path).unlink()
+    assert lab.stamp == ""
+
+
+def test_without_a_thread_a_stamp_is_the_last_one_and_the_files_of_ssh_are_a_sentence(lab, tmp_path, monkeypatch):
+    before = lab.stamp
+
+    def start(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert lab.stamp == before
+    with pytest.raises(HostTrouble, match="config cannot be read: this account may have no more threads"):
+        ssh_settings.SshConfig(tmp_path / "config")
+    with pytest.raises(HostTrouble, match="this account may have no more threads"), ssh._guard(lambda: None, 1.0):
+        pass
+    assert ServerView(lambda: None, lambda *_: None).workers() is None
 
 
 def test_a_status_that_cannot_be_written_is_left_out_and_written_later(lab):

@@ -41,13 +41,21 @@ def test_what_was_written_is_read_again_and_is_private(tmp_path):
     assert os.listdir(tmp_path) == ["status.json"]
 
 
+def test_what_is_no_text_is_written_and_read_again(tmp_path):
+    path = str(tmp_path / "status.json")
+    latin = HostStatus("h1", worker="\udce9", sentence="/h\udce9/.ssh/config cannot be read.", hint="ls /h\udce9")
+    restart_status.write(path, file_of(latin, UP))
+    assert restart_status.read(path).hosts == (latin, UP)
+
+
 def test_no_file_and_half_a_file_are_none(tmp_path):
     path = tmp_path / "status.json"
     assert restart_status.read(str(path)) is None
     path.write_text('{"pid": 1')
     assert restart_status.read(str(path)) is None
-    path.write_text('{"pid": "one"}')
-    assert restart_status.read(str(path)) is None
+    for damaged in (b'{"pid": "one"}', b'{"hosts": [{"host": 1}]}', b'{"hosts": [{"host": "h\xe9"}]}', b""):
+        path.write_bytes(damaged)
+        assert restart_status.read(str(path)) is None
 
 
 def test_the_server_is_asked_now_and_hosts_that_were_never_looked_at_are_guessed_by_their_name():
