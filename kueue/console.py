@@ -63,6 +63,17 @@ def _interrupted() -> int:
     return EXIT_CANCELED
 
 
+def expect_children() -> None:
+    """For programs that start others: undo that SIGCHLD is ignored, which whoever started us may have handed down.
+
+    The kernel would forget every exit code, and Python takes those for 0.
+    """
+    import signal  # noqa: PLC0415 - as above
+
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 class Closed(io.TextIOBase):
     """In place of a stdout that whoever started us has closed: what is written fails at the end, not in the middle."""
 

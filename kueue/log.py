@@ -147,14 +147,26 @@ def close_file() -> None:
 
 
 def last_words(path: str) -> str:
-    """What the last line of a log file says, without time, level and part; empty if there is no such file."""
+    """What a log file says last, without time, level and part; empty if there is no such file.
+
+    Of an error that ended the program, which stands in several lines there, the sentence.
+    """
     try:
         with open(path, "rb") as file:  # noqa: PTH123  as cheap as the rest of this module
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
             lines = file.read().decode("utf-8", "replace").strip().splitlines()
     except OSError:
         return ""
-    return bare(lines[-1]) if lines else ""
+    last = max((number for number, line in enumerate(lines) if _PREFIX.match(line)), default=0)
+    return complaint("\n".join(lines[last:]))
+
+
+def complaint(text: str) -> str:
+    """What a program of ours says went wrong: its last error without the hint; else its last line; empty if none."""
+    # A traceback with several errors draws lines around them.
+    lines = [line.strip(" |") for line in text.splitlines() if any(map(str.isalnum, line))]
+    errors = [line.removeprefix("Error: ") for line in lines if line.startswith("Error: ")]
+    return bare((errors or lines)[-1]) if lines else ""
 
 
 def bare(line: str) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import kueue
-from kueue import places
+from kueue import log, places
 from kueue.cli.session import Session
 from kueue.client import connect, is_this_host
 from kueue.config import Config, load
@@ -149,7 +149,8 @@ def _start(session: Session, daemon: Daemon, config: Config, is_ready: Callable[
         _await_running(session, daemon, config, is_ready)
         return
     begin = os.path.getsize(daemon.log) if os.path.exists(daemon.log) else 0  # noqa: PTH110, PTH202 - see above
-    descriptor = os.open(daemon.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    # It is read by this descriptor, too: a log that gets too long has another name after that.
+    descriptor = os.open(daemon.log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         process = subprocess.Popen(
             # Its stderr leads there as well, for what it says before it has a log; the log itself is bounded.
@@ -160,28 +161,36 @@ def _start(session: Session, daemon: Daemon, config: Config, is_ready: Callable[
             cwd=_import_root(),
             start_new_session=True,
         )
+        deadline = time.monotonic() + _READY_SECONDS
+        while time.monotonic() < deadline:
+            screen.status(f"starting the {daemon.what} ...")
+            has_ended = process.poll() is not None
+            if has_ended and not places.is_locked(daemon.lock):
+                raise KueueError(
+                    f"The {daemon.what} ended at once: {_last_words(descriptor, begin, daemon.log)}",
+                    hint=f"All it said: {daemon.log}",
+                )
+            if has_ended or is_ready():
+                if has_ended or daemon.pid() not in {None, process.pid}:
+                    # Another `kueue up` was quicker. Ours must not take over later, when that one is told to end.
+                    process.kill()
+                    process.wait()
+                    _await_running(session, daemon, config, is_ready)
+                    return
+                # It goes on without us; Popen would warn about a child that nobody waits for.
+                process.returncode = 0
+                screen.clear_status()
+                screen.print(f"Started the {daemon.what} (pid {process.pid}, log {daemon.log}).")
+                return
+            time.sleep(_LOOK_SECONDS)
+        process.returncode = 0
+        raise KueueError(
+            f"The {daemon.what} (pid {process.pid}) is not ready after {_READY_SECONDS:g} s: "
+            f"{_last_words(descriptor, begin, daemon.log)}",
+            hint=f"All it said: {daemon.log}",
+        )
     finally:
         os.close(descriptor)
-    deadline = time.monotonic() + _READY_SECONDS
-    while time.monotonic() < deadline:
-        screen.status(f"starting the {daemon.what} ...")
-        if process.poll() is not None:
-            raise KueueError(
-                f"The {daemon.what} ended at once: {_last_words(daemon.log, begin)}", hint=f"All it said: {daemon.log}"
-            )
-        if is_ready():
-            # It goes on without us; Popen would warn about a child that nobody waits for.
-            process.returncode = 0
-            screen.clear_status()
-            screen.print(f"Started the {daemon.what} (pid {process.pid}, log {daemon.log}).")
-            return
-        time.sleep(_LOOK_SECONDS)
-    process.returncode = 0
-    raise KueueError(
-        f"The {daemon.what} (pid {process.pid}) is not ready after {_READY_SECONDS:g} s: "
-        f"{_last_words(daemon.log, begin)}",
-        hint=f"All it said: {daemon.log}",
-    )
 
 
 def _await_running(session: Session, daemon: Daemon, config: Config, is_ready: Callable[[], bool]) -> None:
@@ -298,8 +307,13 @@ def _import_root() -> str:
     return "/" if root.endswith(("site-packages", "dist-packages")) else root
 
 
-def _last_words(log: str, begin: int) -> str:
-    with open(log, "rb") as file:
-        file.seek(begin)
-        said = file.read()[-_LOG_TAIL_BYTES:].decode("utf-8", "replace").strip().splitlines()
-    return said[-1] if said else "it said nothing."
+def _last_words(descriptor: int, begin: int, path: str) -> str:
+    """What it said went wrong, in the file that it was given at `begin`, or in the one that has its name by now."""
+    size = os.fstat(descriptor).st_size
+    begin = max(begin, size - _LOG_TAIL_BYTES)
+    said = os.pread(descriptor, size - begin, begin).decode("utf-8", "replace")
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        if not os.path.sameopenfile(descriptor, file.fileno()):
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_TAIL_BYTES))
+            said += file.read().decode("utf-8", "replace")
+    return log.complaint(said) or "it said nothing."

@@ -34,6 +34,8 @@ class Known:
 
     def __init__(self) -> None:
         self.keys: list[KnownKey] = []
+        self.plain: list[KnownKey] = []
+        """Those of the host name without the port: good for it, too, but another one does not mean that it changed."""
         self.revoked: list[KnownKey] = []
         self.has_authority = False
         """A certificate authority vouches for this host; paramiko cannot check host certificates."""
@@ -41,10 +43,10 @@ class Known:
     @property
     def types(self) -> tuple[str, ...]:
         """Key types to ask the host for, since those can be compared."""
-        return tuple(dict.fromkeys(key.type for key in self.keys))
+        return tuple(dict.fromkeys(key.type for key in (*self.keys, *self.plain)))
 
     def knows(self, blob: bytes) -> bool:
-        return any(hmac.compare_digest(key.blob, blob) for key in self.keys)
+        return any(hmac.compare_digest(key.blob, blob) for key in (*self.keys, *self.plain))
 
 
 def entry_name(host: str, port: int) -> str:
@@ -55,14 +57,15 @@ def entry_name(host: str, port: int) -> str:
 def look_up(files: Iterable[Path], host: str, port: int) -> Known:
     """What is known of that host. A missing file is an empty one.
 
-    Like ssh(1): of another port than 22 the plain host name is good, too, as long as the port has no entry of its own.
+    Like ssh(1): of another port than 22 a key of the plain host name is good, too, as long as the port has no entry of
+    its own; a second sshd with a key of its own is just unknown.
     Raises `HostTrouble` if a file is there and cannot be read: without it a changed key would look like a new one.
     """
     lines = [line for file in files for line in _patient_lines(file)]
     found = _matching(lines, entry_name(host, port))
     if not found.keys and port != SSH_PORT:
         plain = _matching(lines, host.lower())
-        found.keys = plain.keys
+        found.plain = plain.keys
         found.revoked += plain.revoked
     return found
 

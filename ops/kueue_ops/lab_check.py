@@ -134,7 +134,13 @@ def _secrets(values: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[Line
         return [Line(ALL, "config", "ok", "All have the same shared secret.")] if groups else []
     text = f"Different shared secrets, by their fingerprints: {_told(groups)}."
     return [
-        Line(ALL, "config", "problem", text, "kueue_restart_workers --push-config copies the settings of this host.")
+        Line(
+            ALL,
+            "config",
+            "problem",
+            text,
+            "kueue_restart_workers --push-config --force puts the settings of this host in their place.",
+        )
     ]
 
 

@@ -9,6 +9,7 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -21,7 +22,7 @@ from kueue.cli import doctor
 from kueue.settings import RestartWorkers
 from kueue_ops import remote_steps
 from kueue_ops.address import HostAddress
-from kueue_ops.remote_answers import complaint, ending, last_line, noted, service_of, sessions_of
+from kueue_ops.remote_answers import ending, last_line, noted, service_of, sessions_of
 from kueue_ops.remote_script import Answer, pack, quote
 from kueue_ops.sight import SESSION, UNIT, HostSight
 from kueue_ops.ssh import Bound, HostConnection, Limits
@@ -52,13 +53,11 @@ class RemoteOptions(NamedTuple):
     command_timeout_seconds: float = 30.0
     worker_command: str = ""
     """A path or a command for ``sh``; empty: it is looked for."""
-    worker_config: str = ""
-    """Path of the configuration on the hosts; empty: the usual one there."""
     ssh_config: Path | None = None
     """This file alone; None: ~/.ssh/config and /etc/ssh/ssh_config."""
 
     @classmethod
-    def of(cls, settings: RestartWorkers, *, worker_config: str = "", ssh_config: Path | None = None) -> RemoteOptions:
+    def of(cls, settings: RestartWorkers, *, ssh_config: Path | None = None) -> RemoteOptions:
         """Those of the section ``[restart_workers]``."""
         return cls(
             settings.ssh_user,
@@ -66,7 +65,6 @@ class RemoteOptions(NamedTuple):
             settings.connect_timeout_seconds,
             settings.command_timeout_seconds,
             settings.worker_command,
-            worker_config,
             ssh_config,
         )
 
@@ -118,7 +116,7 @@ class Remote:
 
     def look(self) -> HostSight:
         """What is on the host now. Dead screen sessions of our name are told and wiped."""
-        answer = self._ask(remote_steps.LOOK, setting=self.options.worker_command, config=self.options.worker_config)
+        answer = self._ask(remote_steps.LOOK, setting=self.options.worker_command)
         command = answer.word("line")
         status = self._status(answer, command) if command else {}
         sessions = tuple(sessions_of(answer))
@@ -159,7 +157,7 @@ class Remote:
         answer = self._ask(
             remote_steps.STOP,
             limit=max(STOP_LIMIT_SECONDS, self.options.command_timeout_seconds),
-            full=self._full(sight.command) if sight.command else "",
+            line=sight.command,
             state=sight.state_dir,
             force=" --force" if by_force else "",
         )
@@ -176,19 +174,22 @@ class Remote:
         return self._started(sight, answer)
 
     def run_doctor(self) -> Any:
-        """The findings of ``kueue doctor --json`` there: what its JSON holds."""
+        """The findings of ``kueue doctor --json`` there, about the settings of the worker: what its JSON holds."""
+        config = ""
+        with contextlib.suppress(HostTrouble):  # the doctor tells it better, or has the same trouble
+            config = self._config()
         answer = self._ask(
             remote_steps.DOCTOR,
             limit=max(DOCTOR_LIMIT_SECONDS, self.options.command_timeout_seconds),
             setting=self.options.worker_command,
-            config=self.options.worker_config,
+            config=config,
         )
         if not answer.word("kueue"):
             raise self._not_found(answer.lines("tried"), self.options.worker_command)
         try:
             return json.loads(answer.text("doctor.out"))
         except ValueError as error:
-            said = complaint(answer.text("doctor.err")) or last_line(answer.text("doctor.out")) or "nothing"
+            said = log.complaint(answer.text("doctor.err")) or last_line(answer.text("doctor.out")) or "nothing"
             raise trouble(
                 "command",
                 f"{self.address}: `kueue doctor` there said: {said}.",
@@ -196,7 +197,7 @@ class Remote:
             ) from error
 
     def push_config(self, text: str, *, force: bool = False) -> Literal["written", "same", "differs"]:
-        """Puts a configuration there (0600 in a directory of 0700, all or nothing).
+        """Puts a configuration there where the worker reads it (0600 in a directory of 0700, all or nothing).
 
         ``differs``: another one is there and was left alone; `force` replaces it.
         """
@@ -204,7 +205,7 @@ class Remote:
         answer = self._ask(
             remote_steps.PUSH,
             data,
-            config=self.options.worker_config,
+            config=self._config(),
             force="yes" if force else "",
             size=str(len(data)),
         )
@@ -242,6 +243,18 @@ class Remote:
             f"{self._line()} echo ok",
         )
 
+    def _config(self) -> str:
+        """Path of the configuration that the worker there reads; empty: the usual one.
+
+        Of a command that a person wrote into worker_command only the command itself can tell. Raises `HostTrouble` if
+        it does not.
+        """
+        if not self.options.worker_command:
+            return ""
+        answer = self._ask(remote_steps.ASK, setting=self.options.worker_command)
+        command = answer.word("line")
+        return str(self._status(answer, command).get("config") or "") if command else ""
+
     def _line(self) -> str:
         assert self._open is not None, "used outside of its with block"
         return self._open.target.command_line
@@ -249,14 +262,10 @@ class Remote:
     def _remarks(self) -> tuple[str, ...]:
         return tuple(self._open.remarks) if self._open is not None else ()
 
-    def _full(self, command: str) -> str:
-        config = self.options.worker_config
-        return f"{command} --config {quote(config)}" if config else command
-
     def _bring_up(self, script: str, sight: HostSight, limit: float, **values: str) -> Answer:
         if not sight.command:
             raise self._not_found(sight.tried, self.options.worker_command)
-        command = f"exec {self._full(sight.command)}"
+        command = f"exec {sight.command}"
         if sight.log_file:
             command += f" --log-file {quote(sight.log_file)}"
         return self._ask(
@@ -266,7 +275,7 @@ class Remote:
             state=sight.state_dir,
             log=sight.log_file,
             command=command,
-            full=self._full(sight.command),
+            line=sight.command,
             kills="yes" if sight.ends_at_logout else "",
             by_unit="yes" if sight.service else "",
             **values,
@@ -294,7 +303,7 @@ class Remote:
             why = "its screen starts nothing" if answer.has("again") else "no screen there"
             notes.append(f"{self.address}: {why}, the worker runs without a session.")
         if not pid:
-            said = log.bare(last_line(answer.text("said")))
+            said = log.complaint(answer.text("said"))
             notes.append(f"{self.address}: the worker lives and does not work yet{f': {said}' if said else '.'}")
         if sight.ends_at_logout and how != "service" and not answer.has("scope"):
             notes.append(_linger(self.address))
@@ -303,11 +312,11 @@ class Remote:
     def _check_stopped(self, sight: HostSight, answer: Answer) -> None:
         """Raises `HostTrouble` if the worker has not ended."""
         if sight.command and answer.word("stop.exit") != "0":
-            said = complaint(answer.text("stop.out")) or "no reason was given"
+            said = log.complaint(answer.text("stop.out")) or "no reason was given"
             raise trouble(
                 "command",
                 f"{self.address}: the worker was not stopped: {said}",
-                f"On that host: {self._full(sight.command)} --stop",
+                f"On that host: {sight.command} --stop",
             )
 
     def _stopped(self, sight: HostSight, answer: Answer) -> str:
@@ -354,7 +363,7 @@ class Remote:
         )
 
     def _died(self, sight: HostSight, answer: Answer) -> HostTrouble:
-        said = log.bare(last_line(answer.text("said"))) or log.bare(last_line(answer.text("start.err")))
+        said = log.complaint(answer.text("said")) or log.complaint(answer.text("start.err"))
         if answer.word("how") == "service":
             service = service_of(answer)
             said = (service.why if service else "") or said or "systemd gives no reason."
@@ -366,8 +375,7 @@ class Remote:
         return trouble(
             "died",
             f"{self.address}: the worker ended at once: {said or ending(answer.word('ended'))}",
-            f"On that host: {self._full(sight.command)}"
-            + (f"; what it said: {sight.log_file}" if sight.log_file else ""),
+            f"On that host: {sight.command}" + (f"; what it said: {sight.log_file}" if sight.log_file else ""),
         )
 
     def _disk(self, place: str, complaint: str) -> HostTrouble:

@@ -73,12 +73,6 @@ def ending(code: str) -> str:
         return f"it said nothing (exit code {code})."
 
 
-def complaint(text: str) -> str:
-    """What a program of kueue says went wrong; else the last line."""
-    errors = [line for line in text.splitlines() if line.startswith("Error: ")]
-    return last_line(errors[-1] if errors else text).removeprefix("Error: ")
-
-
 def last_line(text: str) -> str:
     """The last line that says something."""
     lines = [line for line in text.splitlines() if line.strip()]

@@ -35,8 +35,6 @@ fi
 word() { printf "'%s'" "$(printf %s "$1" | sed "s/'/'\\\\''/g")"; }
 if [ -n "$path" ]; then line=$(word "$path"); say path "$path"; fi
 say line "$line"
-full=$line
-if [ -n "$config" ]; then full="$line --config $(word "$config")"; fi
 """
 )
 

@@ -15,19 +15,25 @@ START_SECONDS = 6
 SERVICE_STOP_SECONDS = 25
 """The unit's own limit for a stop, after which the worker is killed, and a little more."""
 
-LOOK = (
+ASK = (
     FIND
+    + r"""
+state=
+if [ -n "$line" ]; then
+  answer=$(eval "$line --status" 2>&1 </dev/null; echo "exit $?")
+  printf '%s\n' "$answer" | tell status
+  state=$(printf '%s\n' "$answer" | sed -n 's/^{.*"state_dir": "\([^"]*\)".*/\1/p')
+fi
+"""
+)
+
+LOOK = (
+    ASK
     + SCREENS
     + SERVICE
     + r"""
 say host_name "$(uname -n | cut -d. -f1)"
 say boot_id "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
-state=
-if [ -n "$line" ]; then
-  answer=$(eval "$full --status" 2>&1 </dev/null; echo "exit $?")
-  printf '%s\n' "$answer" | tell status
-  state=$(printf '%s\n' "$answer" | sed -n 's/^{.*"state_dir": "\([^"]*\)".*/\1/p')
-fi
 choose_screens
 say has_screen "$has_screen"
 if [ -n "$has_screen" ]; then
@@ -191,7 +197,7 @@ START = (
 # One that has given its lock up may take a moment to go; only the worker itself can tell.
 before=$(holder)
 if [ -n "$before" ]; then
-  case $(eval "$full --status" 2>/dev/null </dev/null) in
+  case $(eval "$line --status" 2>/dev/null </dev/null) in
     *'"is_running": true'*) say how running; say pid "$before"; say end .; exit ;;
   esac
 fi
@@ -210,8 +216,8 @@ bring_down() {
       ;;
   esac
   down=0
-  if [ -n "$full" ]; then
-    said=$(eval "$full --stop$force" 2>&1 </dev/null)
+  if [ -n "$line" ]; then
+    said=$(eval "$line --stop$force" 2>&1 </dev/null)
     down=$?
     say stop.exit $down
     printf '%s\n' "$said" | tell stop.out

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from kueue import console
-from kueue.errors import EXIT_CANCELED, EXIT_REFUSED, EXIT_USAGE, ConfigError, KueueError, UsageError
+from kueue.errors import EXIT_REFUSED, EXIT_USAGE, ConfigError, KueueError, UsageError
 from kueue_ops import command_line
 from kueue_ops.command_line import RESTART_WORKERS, explained, leave
 
@@ -26,6 +26,7 @@ def _main(words: Sequence[str] | None) -> int:
     options = _parser().parse_args(words)
     try:
         _check_usage(options)
+        console.expect_children()
         if not (options.once or options.status or options.stop or options.check or options.push_config):
             # To look at all hosts now is what SIGHUP asks for, and what it does first anyway; it must not end it.
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -35,8 +36,6 @@ def _main(words: Sequence[str] | None) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         leave(EXIT_REFUSED)
-    except KeyboardInterrupt:
-        leave(EXIT_CANCELED)
     except ConfigError as error:
         explained(error, RESTART_WORKERS, trace=options.debug)
         return EXIT_USAGE

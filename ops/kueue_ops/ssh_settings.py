@@ -19,6 +19,8 @@ import shlex
 import signal
 import socket
 import subprocess
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +30,7 @@ import psutil
 from kueue_ops import patience
 from kueue_ops.address import HostAddress, parse_host
 from kueue_ops.known_hosts import SSH_PORT, entry_name
+from kueue_ops.ssh_tokens import expanded, tokens
 from kueue_ops.trouble import HostTrouble, trouble
 
 USER_CONFIG = "~/.ssh/config"
@@ -39,6 +42,7 @@ _CRITERIA = frozenset({"all", "canonical", "final", "host", "originalhost", "use
 _INCLUDE_DEPTH = 16
 """As in ssh_config(5)'s implementation: deeper ones go round in circles."""
 _INCLUDE = re.compile(r"\s*include(?:\s*=\s*|\s+)(.+)", re.IGNORECASE)
+_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 _BLOCK = re.compile(r"\s*(?:host|match)(?:\s*=\s*|\s)", re.IGNORECASE)
 
 
@@ -101,7 +105,7 @@ class SshConfig:
                 f"ssh configuration in {names}",
                 lambda: "\nHost *\n".join("\n".join(_with_includes(file)) for file in files),
             )
-        except TimeoutError as error:
+        except OSError as error:
             raise trouble("ssh", f"{names} cannot be read: {error.strerror}.", f"ls -l {files[0]}") from error
 
     def target(
@@ -141,35 +145,45 @@ class SshConfig:
         host = word("hostname", address.host)
         named = options.get("identityfile")
         listed = [file for file in (named if isinstance(named, list) else []) if file.lower() != "none"]
-        keys = [key_file] if key_file else (listed or list(DEFAULT_KEYS))
-        users_files, global_files = (
-            [Path(_expanded(file, host, address.host, user)).expanduser() for file in _files(word(*option))]
-            for option in (
-                ("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2"),
-                ("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"),
-            )
+        port, known_as = word("port", str(SSH_PORT)), word("hostkeyalias")
+        jump = "" if word("proxyjump").lower() == "none" else word("proxyjump")
+        filled = partial(
+            expanded,
+            known=tokens(host=host, original=address.host, alias=known_as, port=port, user=user, jump=jump),
         )
-        jump = word("proxyjump")
+        keys = [key_file] if key_file else [filled(file) for file in listed or DEFAULT_KEYS]
+        users_files = [
+            _path(filled(file)) for file in _files(word("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2"))
+        ]
+        global_files = [
+            _path(file)
+            for file in _files(word("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"))
+        ]
         return Target(
             name=address.host,
             host=host,
-            port=int(word("port", str(SSH_PORT))),
+            port=int(port),
             user=user,
-            key_files=tuple(Path(file).expanduser() for file in keys),
+            key_files=tuple(_path(file) for file in keys),
             only_these_keys=word("identitiesonly").lower() == "yes",
-            agent=_agent(word("identityagent")),
-            known_as=word("hostkeyalias"),
+            agent=_agent(word("identityagent"), filled),
+            known_as=known_as,
             known_hosts=(*users_files, *global_files),
             keys_kept_in=users_files[0] if users_files else None,
             accepts_new_key=word("stricthostkeychecking").lower() in {"no", "off", "accept-new"},
-            jump=() if jump.lower() in {"", "none"} else tuple(_hop(hop) for hop in jump.split(",")),
+            jump=tuple(_hop(hop) for hop in jump.split(",")) if jump else (),
             # ssh_config(5): of the two the one that stands first counts; both in one file is a rarity.
-            proxy_command="" if jump and jump.lower() != "none" else word("proxycommand"),
+            proxy_command="" if jump else word("proxycommand"),
         )
 
 
 class _Config(paramiko.SSHConfig):
-    """Runs the commands of ``Match exec`` itself: paramiko waits for them without end, and lends them our terminal."""
+    """Runs the commands of ``Match exec`` itself: paramiko waits for them without end, and lends them our terminal.
+
+    It leaves the names of keys as they are: of their tokens paramiko knows half.
+    """
+
+    TOKENS_BY_CONFIG_KEY = {**paramiko.SSHConfig.TOKENS_BY_CONFIG_KEY, "identityfile": []}  # noqa: RUF012  paramiko's
 
     def _does_match(
         self,
@@ -237,31 +251,24 @@ def _hop(word: str) -> HostAddress:
     return parse_host(word.strip().removeprefix("ssh://").rstrip("/"))
 
 
-def _agent(setting: str) -> str:
+def _agent(setting: str, filled: Callable[[str], str]) -> str:
     """``IdentityAgent``: a path, ``SSH_AUTH_SOCK``, ``$NAME`` or none; without it the environment says."""
     if setting.lower() == "none":
         return ""
-    if setting.startswith("$"):
-        return os.environ.get(setting[1:].strip("{}"), "")
+    if variable := _VARIABLE.fullmatch(setting):
+        return os.environ.get(variable[1], "")
     if setting and setting != "SSH_AUTH_SOCK":
-        return str(Path(setting.replace("%d", str(Path.home()))).expanduser())
+        return str(_path(filled(setting)))
     return os.environ.get("SSH_AUTH_SOCK", "")
+
+
+def _path(file: str) -> Path:
+    """Of an unknown user (``~nobody/key``) it stays as it is, and is not there; pathlib raises RuntimeError."""
+    return Path(os.path.expanduser(file))  # noqa: PTH111  as said
 
 
 def _files(setting: str) -> list[str]:
     return [file for file in shlex.split(setting) if file.lower() != "none"]
-
-
-def _expanded(file: str, host: str, original: str, user: str) -> str:
-    for token, value in {
-        "%d": str(Path.home()),
-        "%h": host,
-        "%n": original,
-        "%r": user,
-        "%u": getpass.getuser(),
-    }.items():
-        file = file.replace(token, value)
-    return file
 
 
 def _with_includes(file: Path, depth: int = 0) -> list[str]:

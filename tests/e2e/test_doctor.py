@@ -24,6 +24,7 @@ import pytest
 import kueue
 from kueue import identity
 from kueue.cli.doctor.finding import STATES, TOPICS
+from tests.support.deaf import DEAF
 from tests.support.file_server import dead_file_server
 from tests.support.lab import SECRET, Lab
 from tests.support.ports import free_port
@@ -506,6 +507,13 @@ def test_a_read_only_home_and_a_home_of_somebody_else_are_warnings(lab):
     assert home["state"] == "warning"
     assert "read-only" in home["text"]
     assert home["value"]["fstype"] == "tmpfs"
+
+
+def test_it_finds_the_same_where_whoever_started_it_ignores_the_end_of_children(lab):
+    lab.tool("loginctl", "echo it is broken >&2; exit 1")
+    usual, found = lab.look(), lab.look(wrap=DEAF)
+    assert {name: one["state"] for name, one in found.items()} == {name: one["state"] for name, one in usual.items()}
+    assert found["linger"]["text"] == usual["linger"]["text"]
 
 
 def test_a_current_directory_that_was_removed_is_a_warning(lab):

@@ -5,15 +5,18 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from kueue import log
 from tests.support.feature_lab import SMALL, FeatureLab
 from tests.support.lab import SECRET
 
@@ -200,6 +203,44 @@ def test_up_tells_of_a_setting_that_nobody_knows(lab):
     done = lab.kueue("up")
     assert done.returncode == 0, done.stderr
     assert "unknown key worker_settings.worker_max_paralel_jobs; did you mean worker_max_parallel_jobs?" in done.stderr
+    assert lab.kueue("down").returncode == 0
+
+
+def test_up_says_why_the_server_does_not_start_and_not_what_it_hints_at(lab):
+    lab.config()
+    place = lab.folder / "state" / "server" / "queue.sqlite"
+    place.parent.mkdir(parents=True)
+    place.write_text("no database")
+    done = lab.kueue("up")
+    assert done.returncode == 1
+    assert f"Error: The server ended at once: {place}" in done.stderr
+    assert f"Hint: All it said: {place.parent}/server.log" in done.stderr
+
+
+@pytest.mark.parametrize("has_long_log", [False, True])
+def test_up_says_why_the_worker_does_not_start_also_when_its_log_gets_another_name_by_that(lab, has_long_log):
+    lab.start_server()
+    lab.config(worker_settings={"worker_name": "w1"})
+    place = lab.folder / "state" / "workers" / "w1"
+    place.mkdir(parents=True)
+    (place / "identity").write_text("nobody")
+    if has_long_log:
+        (place / "worker.log").write_text("old news\n" * (log.FILE_LIMIT // 9))
+    done = lab.kueue("up")
+    assert done.returncode == 1
+    assert f"Error: The worker ended at once: {place}/identity does not hold an identity.\n" in done.stderr
+    assert (place / "worker.log.1").exists() is has_long_log
+
+
+def test_two_that_type_up_at_once_start_one_of_each_and_only_one_says_that_it_did(lab):
+    lab.config(worker_settings={**lab.settings["worker_settings"], "worker_name": "w1"})
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda _: lab.kueue("up"), range(2)))
+    assert [done.returncode for done in both] == [0, 0], both
+    said = "".join(done.stdout for done in both)
+    for what in ("server", "worker"):
+        (pid,) = re.findall(rf"Started the {what} \(pid (\d+),", said)
+        assert f"The {what} runs already (pid {pid})." in said
     assert lab.kueue("down").returncode == 0
 
 

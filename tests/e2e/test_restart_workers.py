@@ -499,7 +499,7 @@ def test_an_interrupt_ends_one_round_at_once_though_a_host_hangs(farm, number):
     farm.settings("mute closed", connect_timeout_seconds=60)
     tool = farm.start("--once")
     tool.until("host=closed")
-    assert tool.stop(number) == 130
+    assert tool.stop(number) == -signal.SIGINT
 
 
 def test_a_terminal_shows_how_far_it_is_and_the_log_above_it(farm):
@@ -584,6 +584,63 @@ def test_a_second_one_says_that_the_first_one_runs_and_a_hangup_looks_at_all_hos
     tool.process.send_signal(signal.SIGHUP)
     tool.until("the settings stay as they were")
     assert tool.stop(signal.SIGINT) == 0
+
+
+def test_a_second_one_beside_one_round_is_not_told_of_a_hangup_which_would_end_that(farm):
+    farm.lab.config()
+    farm.mute("mute")
+    farm.alias("closed", free_port())
+    farm.settings("mute closed", connect_timeout_seconds=60)
+    tool = farm.start("--once")
+    tool.until("host=closed")
+    for args in ([], ["--once"], ["--stop"]):
+        second = farm.run(*args)
+        assert second.returncode == 1
+        assert f"(pid {tool.process.pid})" in second.stderr
+        assert f"kill {tool.process.pid}" in second.stderr
+        assert "-HUP" not in second.stderr
+    assert tool.stop() == -signal.SIGINT
+
+
+def test_a_second_one_is_refused_also_where_the_settings_name_another_state_directory_since(farm):
+    farm.lab.config()
+    farm.alias("closed", free_port())
+    here = {"KUEUE_STATE_DIR": ""}
+
+    def settings(place: str) -> None:
+        common = {**farm.lab.settings["common_settings"], "state_dir": str(farm.folder / place)}
+        farm.lab.settings["common_settings"] = common
+        farm.settings("closed", sleep_minutes_before_recheck=60)
+
+    settings("one")
+    tool = farm.start(**here)
+    tool.until("host=closed")
+    for count, place in enumerate(["two", "one", "two"], 2):
+        settings(place)
+        tool.process.send_signal(signal.SIGHUP)
+        tool.until("looked at every 60 min", count=count)
+        second = farm.run(**here)
+        assert second.returncode == 1
+        assert f"running already (pid {tool.process.pid})" in second.stderr
+        assert json.loads(farm.run("--status", "--json", **here).stdout)["pid"] == tool.process.pid
+    settings("one")
+    assert farm.run("--once", **here).returncode == 1  # the first place stays its own, too
+    assert tool.stop() == 0
+
+
+def test_a_home_whose_name_is_no_text_ends_nothing(farm):
+    farm.lab.config()
+    farm.settings("h1")
+    home = os.fsencode(farm.folder) + b"/h\xe9"
+    os.makedirs(home + b"/.ssh/config")
+    done = farm.run("--once", HOME=os.fsdecode(home))
+    assert done.returncode == 1
+    assert re.fullmatch("h1  DOWN  .*/h\ufffd/.ssh/config cannot be read: .*\n", done.stdout), done.stdout
+    tool = farm.start(HOME=os.fsdecode(home))
+    tool.until("host=h1", "cannot be read", count=2)
+    (row,) = json.loads(farm.run("--status", "--json").stdout)["hosts"]
+    assert row["sentence"].startswith(os.fsdecode(home))
+    assert tool.stop() == 0
 
 
 def test_settings_on_a_dead_file_server_hold_up_neither_looks_nor_signals(farm):

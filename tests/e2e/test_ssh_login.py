@@ -97,6 +97,19 @@ def test_a_changed_key_is_another_sentence_even_when_new_ones_are_accepted(host,
     assert f"ssh-keygen -R '[127.0.0.1]:{host.port}'" in trouble.hint
 
 
+def test_a_second_sshd_on_another_port_is_unknown_and_not_changed(host, tmp_path):
+    kind, blob = make_key(tmp_path / "first").with_suffix(".pub").read_text().split()[:2]
+    plain = f"127.0.0.1 {kind} {blob}\n"
+    host.known_hosts.write_text(plain)
+    assert trouble_of(host).kind == "unknown_key"
+    host.write_ssh_config("StrictHostKeyChecking accept-new")
+    with connect(host) as connection:
+        assert "and remembered" in connection.remarks[0]
+    host.write_ssh_config()
+    assert says(host) == "hello\n"
+    assert host.known_hosts.read_text().startswith(f"{plain}[127.0.0.1]:{host.port} ")
+
+
 def test_a_revoked_key_is_refused(host):
     host.known_hosts.write_text(
         host.known_hosts.read_text() + "@revoked * " + host.known_hosts.read_text().split(" ", 1)[1]

@@ -259,11 +259,11 @@ def test_a_worker_command_that_cannot_say_how_it_is_is_no_dead_worker(new_host, 
     assert words in trouble.sentence
 
 
-def test_another_configuration_is_handed_to_the_worker(host):
+def test_another_configuration_in_the_command_is_handed_to_the_worker(host):
     path = host.home / "other.toml"
     path.write_text(f'[common_settings]\nshared_secret = "{SECRET}"\n[worker_settings]\nworker_name = "from other"\n')
     path.chmod(0o600)
-    assert look(host, worker_config="~/other.toml").worker_name == "from other"
+    assert look(host, worker_command="kueue_worker -c ~/other.toml").worker_name == "from other"
 
 
 # --- sessions --------------------------------------------------------------------------------------------------------

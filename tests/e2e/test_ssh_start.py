@@ -470,6 +470,26 @@ def test_the_doctor_beside_the_worker_is_asked(host):
         assert "invalid choice: doctor" in trouble_of(there.run_doctor).sentence
 
 
+def test_doctor_and_configuration_mean_the_file_that_the_worker_command_names(new_host):
+    host = new_host(config="").start()
+    path = host.home / "it's ä.toml"
+    with remote(host, worker_command='kueue_worker -c "$HOME/it\'s ä.toml" --name w1') as there:
+        assert there.push_config(CONFIG.format(port=free_port())) == "written"
+        (config,) = (one for one in there.run_doctor()["findings"] if one["name"] == "config")
+    assert (config["state"], config["value"]["path"]) == ("ok", str(path))
+    assert not (host.home / ".config").exists()
+
+
+def test_a_worker_command_that_does_not_run_is_no_reason_to_ask_no_doctor(host):
+    broken = host.script("kueue_broken", "#!/bin/sh\nexit 3\n")
+    with remote(host, worker_command=str(broken)) as there:
+        assert any(one["name"] == "config" for one in there.run_doctor()["findings"])
+        assert "does not run there" in trouble_of(lambda: there.push_config("text")).sentence
+    with remote(host, worker_command="/nowhere/kueue_worker") as there:
+        assert there.push_config("text", force=True) == "written"
+    assert (host.home / ".config/kueue/config.toml").read_text() == "text"
+
+
 def test_a_short_limit_for_commands_does_not_cut_off_the_doctor_who_has_limits_of_his_own(host):
     host.script("kueue", "#!/bin/sh\nsleep 3\necho '[1]'\n")
     with remote(host, command_timeout_seconds=1.0) as there:
@@ -501,7 +521,7 @@ def test_a_configuration_that_is_a_link_stays_one(new_host, tmp_path):
     path = host.home / "link.toml"
     real.parent.mkdir()
     path.symlink_to(real)
-    with remote(host, worker_config="~/link.toml") as there:
+    with remote(host, worker_command="kueue_worker -c ~/link.toml") as there:
         assert there.push_config("text") == "written"
     assert path.is_symlink()
     assert real.read_text() == "text"

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.deaf import DEAF
 from tests.support.lab import Lab
 
 SMALL = ("-c", "1", "-r", "1")
@@ -401,6 +402,19 @@ def test_identity_and_state_are_private(calm):
     folder = calm.folder / "state/workers/w1"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "identity").stat().st_mode) == 0o600
+
+
+def test_exit_codes_of_what_it_starts_count_where_whoever_started_it_ignores_the_end_of_children(lab):
+    """Of a runner that cannot start it would be told that all is well."""
+    path = lab.config(worker_settings={"worker_name": "w1"})
+    words = [*DEAF, lab.python, "-m", "kueue.worker.main", "-c", str(path)]
+    with open(lab.folder / "w1.log", "ab") as stream:
+        worker = subprocess.Popen(words, stderr=stream, env=lab.environment(), start_new_session=True)
+    lab.processes.append(worker)
+    lab.until(lambda: "Cannot connect" in lab.log("w1"), "it works", process=worker)
+    ignored = re.search(r"^SigIgn:\s*(\w+)$", Path(f"/proc/{worker.pid}/status").read_text(), re.MULTILINE)
+    assert ignored is not None
+    assert not int(ignored[1], 16) >> signal.SIGCHLD - 1 & 1
 
 
 class Relay:

@@ -57,6 +57,21 @@ def test_last_words_of_no_file_and_of_an_empty_one_are_none(path):
     assert log.last_words(path) == ""
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("2026-03-03T12:00:00.000Z INFO  server  up\nError: a disk\nHint: look\n[at] it\n", "a disk"),
+        ("Error: a disk\nHint: look\n2026-03-03T12:00:00.000Z INFO  server  up\n", "up"),
+        ("Error: a disk\nHint: look\n\nError: a port\n", "a port"),
+        ("Traceback\nOSError: bad\n \n", "OSError: bad"),
+        ("  | ExceptionGroup: 1\n  +-+---- 1 ----\n    | OSError: bad\n    +-------\n", "OSError: bad"),
+    ],
+)
+def test_last_words_are_the_error_that_ended_the_program_and_not_its_hint(path, text, words):
+    Path(path).write_text(text)
+    assert log.last_words(path) == words
+
+
 def test_a_line_without_time_is_told_whole_and_harmless():
     assert log.bare("Error: no such thing \x1b[31m") == "Error: no such thing \\x1b[31m"
 

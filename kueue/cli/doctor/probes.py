@@ -126,8 +126,9 @@ class Probes:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 end(probe.pid, signal.SIGKILL)
         until = time.monotonic() + _REAP_SECONDS
-        while os.waitpid(probe.pid, os.WNOHANG) == (0, 0) and time.monotonic() < until:
-            time.sleep(0.002)
+        with contextlib.suppress(ChildProcessError):  # the kernel did it: SIGCHLD is ignored
+            while os.waitpid(probe.pid, os.WNOHANG) == (0, 0) and time.monotonic() < until:
+                time.sleep(0.002)
 
 
 def _not_begun(error: OSError) -> _Probe:

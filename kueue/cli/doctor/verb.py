@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from functools import partial
 
+from kueue import console
 from kueue.cli.doctor import LIMIT_SECONDS, file_facts, file_verdict, host_facts, host_verdict, lab_facts, lab_verdict
 from kueue.cli.doctor.finding import NOTE, OK, PROBLEM, WARNING, Answer, Finding, as_json, is_well, ordered
 from kueue.cli.doctor.probes import Probes
@@ -44,6 +45,7 @@ def doctor(session: Session) -> int:
 
 def examine(path: str | None) -> Iterator[Finding]:
     """All findings of this machine with the settings at `path` (None: the usual place)."""
+    console.expect_children()
     uid = os.getuid()
     environ = dict(os.environ)
     with Probes() as probes:

@@ -183,6 +183,13 @@ def identity(tmp_path_factory):
     return identity_of("a secret for these tests alone", str(tmp_path_factory.mktemp("cache")))
 
 
+@pytest.mark.parametrize("name", ["nobody.invalid", "ralab..lab"])
+def test_a_name_that_nobody_knows_is_not_waited_for(identity, name):
+    with pytest.raises(Unreachable, match=f"name '{name}' .* is not known: .") as caught:
+        Client(Server(name, 1, [], [identity])).ask("ServerInfo")
+    assert "server_name" in caught.value.hint
+
+
 def test_a_server_that_is_away_is_told_of_once_and_named(identity):
     port = _free_port()
     told = []

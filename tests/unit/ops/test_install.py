@@ -7,9 +7,11 @@ import os
 import pwd
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,24 @@ def test_help_has_an_example_and_wrong_words_are_usage(home):
         assert done.returncode == 2
         assert "Traceback" not in done.stderr
     assert home.files() == []
+
+
+def test_an_interrupt_ends_it_by_the_signal_so_that_a_loop_around_it_ends(home):
+    with record.opened(home.path / RECORD):  # it waits for whoever else installs
+        environ = {**os.environ, "HOME": str(home.path), "PYTHONPATH": f"{ROOT}:{ROOT / 'ops'}"}
+        with subprocess.Popen(
+            [sys.executable, "-m", "kueue_ops.install", "completion", "bash"], env=environ
+        ) as process:
+            place = (home.path / RECORD).parent
+            while not _has_open(process.pid, place):
+                assert process.poll() is None
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+    assert process.returncode == -signal.SIGINT
+
+
+def _has_open(pid, place):
+    return any(os.path.realpath(link) == str(place) for link in Path(f"/proc/{pid}/fd").iterdir())
 
 
 def test_without_systemd_it_says_what_to_do_instead(home):

@@ -71,6 +71,14 @@ def test_an_entry_of_the_port_hides_the_one_of_the_plain_name(file):
     assert not known.knows(b"key one")
 
 
+def test_the_key_of_another_port_is_good_and_asked_for_but_no_sign_of_a_change(file):
+    file.write_text(f"a ssh-ed25519 {KEY}\n")
+    known = look_up([file], "a", 2222)
+    assert known.knows(b"key one")
+    assert known.types == ("ssh-ed25519",)
+    assert known.keys == []
+
+
 def test_all_files_and_all_kinds_of_keys_count(file, tmp_path):
     second = tmp_path / "second"
     file.write_text(f"a ssh-rsa {KEY}\n")

@@ -50,6 +50,11 @@ def test_what_differs_is_said_with_the_hosts(change, name, state, word):
     assert {line.state for key, line in found.items() if key != name} == {"ok"}
 
 
+def test_the_hint_for_different_secrets_replaces_the_settings_that_are_there():
+    found = compared({"a": topics(), "b": topics(config={"fingerprint": "bb"})})
+    assert "--push-config --force" in next(line.hint for line in found if line.name == "config")
+
+
 def test_one_host_is_compared_with_nothing():
     assert compared({"a": topics()}) == []
 

@@ -3,14 +3,18 @@
 import contextlib
 import os
 import socket
+import threading
 import time
 
+import paramiko
 import psutil
 import pytest
 
 from kueue_ops.address import HostAddress
+from kueue_ops.ssh import HostConnection, Limits
 from kueue_ops.ssh_dial import Proxy, dial
 from kueue_ops.ssh_settings import SshConfig
+from kueue_ops.trouble import HostTrouble
 
 
 def test_an_address_of_a_kind_that_this_kernel_has_not_hides_no_other(tmp_path, monkeypatch):
@@ -24,6 +28,28 @@ def test_an_address_of_a_kind_that_this_kernel_has_not_hides_no_other(tmp_path, 
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
         with dial(target, 10.0) as channel:
             assert channel.getpeername() == here
+
+
+@pytest.mark.parametrize("what", [threading.Timer, paramiko.Transport])
+def test_without_a_thread_the_host_has_a_trouble(tmp_path, monkeypatch, what):
+    def start(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(what, "start", start)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = HostAddress("a", None, "127.0.0.1", listener.getsockname()[1])
+
+        def greet() -> None:
+            channel, _ = listener.accept()
+            with channel, contextlib.suppress(ConnectionResetError):
+                channel.sendall(b"SSH-2.0-test\r\n")
+                channel.recv(1)
+
+        greeter = threading.Thread(target=greet)
+        greeter.start()
+        with pytest.raises(HostTrouble, match="thread"):
+            HostConnection(address, SshConfig(tmp_path / "none"), Limits(10.0, 10.0))
+        greeter.join()
 
 
 def test_a_proxy_that_cannot_be_started_leaves_no_descriptor_open():

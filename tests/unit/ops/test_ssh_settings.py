@@ -1,6 +1,12 @@
 """What ssh_config and the settings say together."""
 
 import getpass
+import hashlib
+import os
+import pwd
+import shutil
+import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -44,6 +50,64 @@ def test_the_first_value_counts_and_tokens_are_filled_in(target, tmp_path):
     assert found.known_hosts[:2] == (tmp_path / "known/ralab01.uni.example", Path("/etc/known"))
     assert (found.entry, found.known_port) == ("farm", 22)
     assert found.command_line == "ssh -p 2022 ann@ralab01"
+
+
+def test_a_file_in_the_home_of_an_unknown_user_is_one_that_is_not_there(target):
+    gone = "~nobody-of-this-name/key"
+    found = target(f"Host *\n UserKnownHostsFile {gone}\n IdentityAgent {gone}\n", key_file=gone)
+    assert (found.key_files, found.keys_kept_in, found.agent) == ((Path(gone),), Path(gone), gone)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("%k", "ralab01"),
+        ("%h:%p-%n", "ralab01.uni.example:2022-ralab01"),
+        ("%r@%L/%l", "ann@lab/lab.uni.example"),
+        ("%u-%i", f"{getpass.getuser()}-{os.getuid()}"),
+        ("%%h", "%h"),
+        ("%d/k", "{home}/k"),
+        ("${{HOME}}/${{HOME}}", "{home}/{home}"),
+        ("$HOME-{{", "$HOME-{{"),
+        ("%C", hashlib.sha1(b"lab.uni.exampleralab01.uni.example2022anngate").hexdigest()),
+        ("%j", "gate"),
+    ],
+)
+def test_every_token_that_ssh_knows_in_file_names_is_filled_in(target, tmp_path, monkeypatch, name, expected):
+    monkeypatch.setattr(socket, "gethostname", lambda: "lab.uni.example")
+    file, wanted = (f"/x/{text.format(home=tmp_path)}" for text in (name, expected))
+    found = target(
+        f"Host *\n HostName %h.uni.example\n Port 2022\n User ann\n ProxyJump gate\n IdentityFile {file}\n"
+        f" UserKnownHostsFile {file}\n GlobalKnownHostsFile {file}\n IdentityAgent {file}\n"
+    )
+    assert (found.keys_kept_in, found.key_files, found.agent) == (Path(wanted), (Path(wanted),), str(Path(wanted)))
+    assert found.known_hosts[1] == Path(file)  # ssh(1) takes that one as it is
+
+
+def test_the_token_of_the_host_key_is_its_alias_where_it_has_one(target):
+    assert target("Host *\n HostKeyAlias farm\n UserKnownHostsFile /known/%k\n").keys_kept_in == Path("/known/farm")
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is not installed")
+@pytest.mark.parametrize("alias", ["", " HostKeyAlias farm\n"])
+def test_ssh_itself_makes_the_same_of_tokens(target, tmp_path, alias):
+    file = "/x/%C/%d/%h/%i/%k/%L/%l/%n/%p/%r/%u/%%"
+    found = target(f"Host *\n HostName lab.%h\n Port 2022\n User ann\n UserKnownHostsFile {file}\n{alias}")
+    words = ["ssh", "-F", str(tmp_path / "config"), "-G", "ralab01"]
+    told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    (expected,) = (line.split()[1] for line in told.splitlines() if line.startswith("userknownhostsfile "))
+    if "%C" in expected:
+        pytest.skip("this ssh shows tokens as they are")
+    # It knows its user's home from the password database.
+    home = pwd.getpwuid(os.getuid()).pw_dir
+    assert str(found.keys_kept_in).replace(str(tmp_path), home) == str(Path(expected))
+
+
+@pytest.mark.parametrize("name", ["/x/%z", "/x/%", "/x/${NOT_SET_ANYWHERE}"])
+@pytest.mark.parametrize("option", ["UserKnownHostsFile", "IdentityFile", "IdentityAgent"])
+def test_a_token_that_stands_for_nothing_is_told(target, option, name):
+    with pytest.raises(HostTrouble, match="stands for nothing"):
+        target(f"Host *\n {option} {name}\n")
 
 
 @pytest.mark.parametrize(
