@@ -14,7 +14,6 @@ from kueue.runner.mirror import OURSELVES
 from kueue.runner.policy import Tell
 from kueue.runner.server_watch import ServerWatch
 from kueue.runner.spool import NumberInUse
-from kueue.runner.succession import inherit
 from kueue.runner.tree import tag_of
 from kueue.runner.wire import PROTOCOL, os_bytes
 
@@ -56,6 +55,7 @@ class Clerk:
             pid=os.getpid(),
             lease_deadline_boottime=deadline if deadline > 0 else None,
             attempts=attempts,
+            leaving=self._keeper.policy.is_leaving,
         )
 
     def obey(self, line: bytes) -> None:
@@ -82,7 +82,8 @@ class Clerk:
                 for offer in order["offers"]:
                     self._forget(offer)
             case "Inherit":
-                self._inherit()
+                if self._keeper.inherit():  # else no answer: the worker asks again
+                    self._describe()
             case "Ping":
                 self._keeper.desk.tell("Pong", number=order.get("number", 0))
             case "Detach":
@@ -135,14 +136,6 @@ class Clerk:
                     # written: a worker that dies from now on is followed by one that finds it.
                     actions = self._keeper.policy.start_refused(offer, "its worker is gone", now)
         self._keeper.do(actions, answers=True)
-
-    def _inherit(self) -> None:
-        try:
-            inherit(self._keeper)
-        except OSError as error:  # no answer then: the worker asks again
-            self._keeper.log(f"what another runner has left cannot be read: {error}")
-        else:
-            self._describe()
 
     def _refuse(self, offer: int, reason: str) -> None:
         """`leaving`: another runner may take it, this one takes nothing any more."""

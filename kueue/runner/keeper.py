@@ -111,9 +111,10 @@ class Keeper:
         signal.signal(signal.SIGTERM, self._asked_to_leave)
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
         self.selector.register(self.wake_read, selectors.EVENT_READ)
-        self._open_desk()
+        begins = not self.cares  # whoever started us is told of what goes wrong; who took over keeps what it has
+        self._open_desk(is_needed=begins)
         self.spawners.make()
-        inherit(self)
+        self.inherit(is_needed=begins)
         os.write(self.wake_write, b"!")  # children that ended before we took over have sent their signal already
         ready()
         self.log(f"keeper of runner {self.rundir.runner}, version {self.settings.version}")
@@ -121,17 +122,28 @@ class Keeper:
             self._turn()
         self._leave()
 
-    def _open_desk(self) -> None:
-        """On a disk that takes nothing, whoever took over keeps what it has; workers can attach when it is mended."""
+    def _open_desk(self, *, is_needed: bool = False) -> None:
+        """On a disk that takes nothing workers can attach when it is mended. `is_needed`: raises `OSError` instead."""
         if self.desk.listener is not None:
             return
         try:
             self.desk.open(self.rundir)
         except OSError as error:
-            if not self.cares:
+            if is_needed:
                 raise
             self.log(f"workers cannot attach: {error}")
             self.once_more(OURSELVES)
+
+    def inherit(self, *, is_needed: bool = False) -> bool:
+        """Take in what dead runners have left; False: it cannot be read. `is_needed`: raises `OSError` instead."""
+        try:
+            inherit(self)
+        except OSError as error:
+            if is_needed:
+                raise
+            self.log(f"what another runner has left cannot be read: {error}")
+            return False
+        return True
 
     def _turn(self) -> None:
         now = boottime()
@@ -171,6 +183,7 @@ class Keeper:
     def _asked_to_leave(self, *_: object) -> None:
         """A machine that shuts down ends the jobs too; a guard never leaves one that lives."""
         self.policy.shut_down(boottime())
+        self.mirror.changed.add(OURSELVES)
 
     def _is_done(self) -> bool:
         if self.policy.is_leaving and not any(attempt.lives for attempt in self.policy.open.values()):

@@ -61,7 +61,7 @@ def exit_status(pidfd: int) -> int | None:
 
 
 def is_locked(path: str) -> bool | None:
-    """Does anybody hold the lock of this file? Looks without taking it. None: there is no such file to look at."""
+    """Does anybody hold the lock of this file? Looks without taking it. None: that cannot be told."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -26,8 +26,8 @@ class Mirror:
         spawner = self._keeper.spawners.current
         if not self.changed or spawner is None or not spawner.lines.open:
             return
-        spawner.lines.put(line_of({"do": "mirror", **self.of(self.changed)}))
-        self.changed.clear()
+        changed, self.changed = self.changed, set()  # a signal that comes meanwhile changes more
+        spawner.lines.put(line_of({"do": "mirror", **self.of(changed)}))
         spawner.lines.flush()
 
     def of(self, offers: set[int]) -> dict[str, Any]:
@@ -36,12 +36,13 @@ class Mirror:
         for offer in offers - {OURSELVES}:
             care = self._keeper.cares.get(offer)
             rows[str(offer)] = care and {"policy": self._keeper.policy.row(offer), "care": care.mirror()}
-        deadline = self._keeper.policy.deadline
+        policy = self._keeper.policy
         return {
             "rows": rows,
-            "deadline": deadline if deadline > 0 else 0.0,
-            "lapsed": self._keeper.policy.lapsed,
-            "pause_told": self._keeper.policy.pause_told,
+            "deadline": policy.deadline if policy.deadline > 0 else 0.0,
+            "lapsed": policy.lapsed,
+            "pause_told": policy.pause_told,
+            "shut_down": [policy.shut_down_from, policy.shut_down_until] if policy.is_leaving else None,
             "server_lock": [
                 self._keeper.server_watch.path.encode("utf-8", "surrogateescape").hex(),
                 self._keeper.server_watch.seconds,

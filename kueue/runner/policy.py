@@ -421,6 +421,10 @@ class Policy:
         else:
             self._enter(attempt)
 
+    def take_up(self, offer: int, terms: Terms, now: float) -> None:
+        """Take over an attempt whose row never came: its process may have been asked for."""
+        self._enter(Attempt(offer, terms, phase="starting", ordered_at=now))
+
     def inherit(
         self, offer: int, terms: Terms, exit_status: tuple[int | None, int | None] | None, now: float
     ) -> list[Action]:

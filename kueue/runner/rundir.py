@@ -7,7 +7,7 @@ S/runners/<id>/mains-<pid>  which process is whose, see `mains`
 S/runners/<id>/log
 S/spool/<offer>/          the attempts of all runners of this worker
 """
-# ruff: noqa: PTH101, PTH105, PTH106, PTH108, PTH208 (pathlib would cost the runner memory)
+# ruff: noqa: PTH101, PTH105, PTH106, PTH108, PTH116, PTH208 (pathlib would cost the runner memory)
 
 from __future__ import annotations
 
@@ -52,14 +52,17 @@ class Rundir:
         The address goes through a descriptor of the directory: a Unix socket's path may have 107 bytes only (unix(7)).
         """
         folder = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{self.path}/socket.new")
             listener.bind(f"/proc/self/fd/{folder}/socket.new")
             os.chmod(f"{self.path}/socket.new", 0o600)
             listener.listen(16)
             os.replace(f"{self.path}/socket.new", f"{self.path}/socket")
+        except OSError:
+            listener.close()
+            raise
         finally:
             os.close(folder)
         return listener
@@ -82,13 +85,27 @@ class Rundir:
         return True
 
     def is_dead(self) -> bool:
-        return not is_locked(self.lock)
+        """Is that known? What is taken for dead is killed: a lock that cannot be looked at (no descriptor left, a
+        failing disk) may be held.
+        """
+        held = is_locked(self.lock)
+        return not held if held is not None else _is_missing(self.lock)
 
     def remove(self) -> None:
         with contextlib.suppress(OSError):
             for name in os.listdir(self.path):
                 os.unlink(f"{self.path}/{name}")
             os.rmdir(self.path)
+
+
+def _is_missing(path: str) -> bool:
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def others(state: str, own: str) -> list[Rundir]:

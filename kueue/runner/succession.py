@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from kueue.runner.keeper import Keeper
 
 
+UNREADABLE_SECONDS = 0.5  # between looks at a spool that cannot be read
+
+
 def take_over(keeper: Keeper, spawner: Spawner) -> None:
     """Go on for a keeper that died. We were its spawner: its mirror and our children are all there is."""
     now = boottime()
@@ -27,15 +30,31 @@ def take_over(keeper: Keeper, spawner: Spawner) -> None:
     keeper.policy.deadline = float(mirror.get("deadline") or 0.0)
     keeper.policy.lapsed = bool(mirror.get("lapsed", True))
     keeper.policy.pause_told = bool(mirror.get("pause_told", True))
+    if mirror.get("shut_down"):
+        keeper.policy.is_leaving = True
+        keeper.policy.shut_down_from, keeper.policy.shut_down_until = mirror["shut_down"]
     path, seconds = mirror.get("server_lock") or ["", 0.0]
     keeper.server_watch = ServerWatch(bytes.fromhex(path).decode("utf-8", "surrogateescape"), seconds)
     keeper.server_watch.plan(keeper.policy, now)
     keeper.reviver.adopt(mirror.get("reviver") or {}, now)
     rows = mirror.get("rows") or {}
-    mine = [(offer, record) for offer, record in keeper.spool.starts() if record.get("runner") == keeper.rundir.runner]
+    mine = [(offer, record) for offer, record in _starts(keeper) if record.get("runner") == keeper.rundir.runner]
     # Oldest first: what waits in a line is given back when it comes up, before any that waits behind it is known.
     for offer, record in sorted(mine, key=_offer):
         _adopt(keeper, offer, record, rows.get(str(offer)), spawner)
+
+
+def _starts(keeper: Keeper) -> list[tuple[int, Record]]:
+    """Where the spool cannot be read we wait until it can: if we ended, nobody would look after our children."""
+    is_told = False
+    while True:
+        try:
+            return list(keeper.spool.starts())
+        except OSError as error:
+            if not is_told:
+                keeper.log(f"the spool cannot be read: {error}")
+            is_told = True
+        time.sleep(UNREADABLE_SECONDS)
 
 
 def _offer(entry: tuple[int, Record]) -> int:
@@ -66,11 +85,8 @@ def _adopt(keeper: Keeper, offer: int, record: Record, row: dict[str, Any] | Non
         if care.pid is not None and care.start:
             keeper.scanner.know_main(care.tag, care.pid, care.start)
     else:
-        keeper.policy.deadline, deadline = float("inf"), keeper.policy.deadline
         # Whether it had to wait for others of its line shows in what there is of it.
-        keeper.policy.start(offer, terms_of(record), boottime())
-        keeper.policy.attempts[offer].phase = "starting"
-        keeper.policy.deadline = deadline
+        keeper.policy.take_up(offer, terms_of(record), boottime())
         keeper.policy.lapsed = False  # if there is no lease, it has still to be paused
     attempt = keeper.policy.attempts[offer]
     if care.cgroup and not attempt.paused and boottime() < keeper.policy.deadline:

@@ -54,11 +54,12 @@ from kueue.worker.orders import (
     AttemptState,
     Changed,
     Ended,
-    Event,
     ForgetAttempts,
     Gone,
+    News,
     PauseDone,
     Pong,
+    ProvenStill,
     Queued,
     Refused,
     SetLease,
@@ -471,18 +472,18 @@ class Agent:
             return [order]  # it has lapsed already: what the guard stopped stays stopped
         return [order, *self._guard.renewed(deadline, self.attempts, self._unknown_at_hello)]
 
-    def runner_event(self, event: Event, boottime: float) -> list[Action]:
+    def runner_event(self, event: News, boottime: float) -> list[Action]:
         """Something happened to an attempt, as its runner tells it."""
         match event:
             case Attached():
                 return self._attached(event, boottime)
-            case PauseDone(deadline_boottime=deadline, waiting=waiting):
-                for offer in waiting:
+            case ProvenStill(deadline_boottime=deadline, offers=offers):
+                for offer in offers:
                     if offer in self.attempts:
                         self.attempts[offer].still_at = deadline
-                return []  # each of the others was told of by itself
-            case Pong():
                 return []
+            case PauseDone() | Pong():
+                return []  # each attempt that is paused was told of by itself
             case Started() | Queued() | Refused() | Withdrawn() | Changed() | Ended() | Gone() | Unknown():
                 attempt = self.attempts.get(event.offer)
                 if attempt is None:

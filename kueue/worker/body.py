@@ -15,6 +15,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import trio
@@ -336,6 +337,7 @@ class Body:
             return
         self._lock_looked_at = now
         try:
+            Path(self.server_lock).stat()  # a lock that is away with its disk says nothing
             is_held = places.is_locked(self.server_lock)
         except OSError:
             return

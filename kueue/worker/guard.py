@@ -6,7 +6,7 @@ Rules
   by nothing (the server may give it away).
 - Only attempts that the server may give away are stopped (`rerun`); the others may run without a lease.
 - A runner tells `Changed(paused)` only when nothing of the attempt runs: that is the proof. Of one that waits in a line
-  it is `PauseDone`: without a lease nothing starts. `Queued` alone is none; the runner may have started it since.
+  it is `ProvenStill`: without a lease nothing starts. `Queued` alone is none; the runner may have started it since.
 """
 
 from __future__ import annotations

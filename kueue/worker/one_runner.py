@@ -24,7 +24,7 @@ class Runner:
     is_dismissed: bool = False
     """Of an earlier release and without attempts: it leaves by itself when no worker is attached."""
     is_leaving: bool = False
-    """It was told to end and takes nothing new."""
+    """It was told to end and takes nothing new, by what it said last."""
     asked_at: float | None = None
     settled: trio.Event = field(default_factory=trio.Event)
     """It has answered, did not in time, or is dead: enough is known for a hello."""

@@ -149,6 +149,8 @@ class Attached(Line, frozen=True, kw_only=True):
     pid: int
     lease_deadline_boottime: float | None = None
     attempts: tuple[AttemptState, ...] = ()
+    leaving: bool = False
+    """It was told to end and takes nothing more. One that took over from an older release does not know."""
 
 
 class Started(Line, frozen=True, kw_only=True):
@@ -193,8 +195,6 @@ class PauseDone(Line, frozen=True, kw_only=True):
     """The lease has lapsed and all that had to be paused or killed is proven to be."""
 
     deadline_boottime: float
-    waiting: tuple[int, ...] = ()
-    """Those of its attempts that wait in lines, so that nothing of them ran either: filled in by the worker's side."""
 
 
 class Ended(Line, frozen=True, kw_only=True):
@@ -232,3 +232,17 @@ Order: TypeAlias = (
 Event: TypeAlias = (
     Attached | Started | Queued | Refused | Withdrawn | Changed | PauseDone | Ended | Gone | Unknown | Pong
 )
+
+
+# --- what the worker's side of its runners concludes -----------------------------------------------------------------
+
+
+class ProvenStill(Struct, frozen=True, kw_only=True):
+    """A runner has told `PauseDone`: nothing runs of those of its attempts either that wait in lines."""
+
+    deadline_boottime: float
+    offers: tuple[int, ...]
+
+
+News: TypeAlias = Event | ProvenStill
+"""What the agent is told of its attempts."""

@@ -3,7 +3,8 @@
 Rules
 - A runner is found by its directory and told alive by its lock. One that is alive and does not answer makes its
   attempts ``unknown``; one whose lock is free is dead, and the newest runner buries what it left.
-- Orders that a broken connection may have swallowed are repeated or answered (`Refused`) after the next attachment.
+- Orders that a broken connection may have swallowed, and those for an attempt that a runner has still to take in, are
+  repeated or answered (`Refused`) after its next `Attached`.
 - New attempts go to a runner of this release; if there is none that answers, one is started. What needs it waits for it
   by itself: leases, and orders to other runners, do not.
 - An attempt of a dead runner is gone only when the newest has said what it took in, does not name it, and there is no
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -35,9 +37,11 @@ from kueue.worker.orders import (
     Event,
     ForgetAttempts,
     Inherit,
+    News,
     Order,
     PauseDone,
     Ping,
+    ProvenStill,
     Refused,
     SetLease,
     StartAttempt,
@@ -87,7 +91,7 @@ class RunnerSet:
         self._answer_seconds = answer_seconds
         self._runners: dict[str, Runner] = {}
         self._handed = HandedOver()
-        self._waiting: list[StartAttempt | StopOrder | WithdrawOrder] = []
+        self._waiting: deque[StartAttempt | StopOrder | WithdrawOrder] = deque()
         """Orders for the newest runner, while it is being started."""
         self._lease: SetLease | None = None
         self._mute: set[str] = set()
@@ -96,7 +100,7 @@ class RunnerSet:
         self._burying = trio.Lock()
         self._nursery: trio.Nursery | None = None
         self._closing = False
-        self._events, self.events = trio.open_memory_channel[Event](EVENT_BUFFER)
+        self._events, self.events = trio.open_memory_channel[News](EVENT_BUFFER)
         """What the runners say, in the order of each."""
 
     # -- the worker's calls
@@ -138,28 +142,14 @@ class RunnerSet:
 
     async def _assign(self, order: Order) -> None:
         match order:
-            case StartAttempt(offer=offer):
-                known = self._handed.get(offer)
-                if known is not None:
-                    self._put(known.runner, order)
-                else:
+            case StartAttempt() | StopOrder() | WithdrawOrder():
+                if not self._hand_on(order):
                     await self._give_newest(order)
             case SetLease():
                 self._lease = order
                 for runner in self._runners.values():
                     if runner.id not in self._mute:
                         runner.put(order)
-            case StopOrder(offer=offer) | WithdrawOrder(offer=offer):
-                known = self._handed.get(offer)
-                if known is None:
-                    # Whoever starts it later must know that it was withdrawn; nobody has it now.
-                    await self._give_newest(order)
-                    return
-                if isinstance(order, StopOrder):
-                    known.stop = order
-                else:
-                    known.withdraw = order
-                self._put(known.runner, order)
             case ForgetAttempts(offers=offers):
                 by_runner: dict[str, list[int]] = {}
                 for offer in offers:
@@ -173,8 +163,25 @@ class RunnerSet:
                 for runner in self._runners.values():
                     runner.put(order)
 
+    def _hand_on(self, order: StartAttempt | StopOrder | WithdrawOrder) -> bool:
+        """To the runner that has this attempt; False: none has. An orphan's new one is told when it has taken it in:
+        until then it would answer that there is none.
+        """
+        known = self._handed.get(order.offer)
+        if known is None:
+            return False
+        if isinstance(order, StopOrder):
+            known.stop = order
+        elif isinstance(order, WithdrawOrder):
+            known.withdraw = order
+        if not known.is_orphan:
+            self._put(known.runner, order)
+        return True
+
     async def _give_newest(self, order: StartAttempt | StopOrder | WithdrawOrder) -> None:
-        """Also behind what waits already: an order to stop must not overtake the one to start."""
+        """Also behind what waits already: an order to stop must not overtake the one to start. One to withdraw what
+        nobody has: whoever starts it later must know.
+        """
         runner = None if self._waiting else self._present()
         if runner is not None:
             await self._give(runner, order)
@@ -185,21 +192,24 @@ class RunnerSet:
             self._nursery.start_soon(self._give_what_waits)
 
     async def _give_what_waits(self) -> None:
+        """More may come meanwhile, and the runner may die: what a dead one is given after its burial nobody answers."""
         try:
-            runner = await self._newest()
+            while self._waiting:
+                runner = await self._newest()
+                while self._waiting and not runner.is_dead:
+                    await self._give(runner, self._waiting[0])
+                    self._waiting.popleft()
         except KueueError as error:
             log.warning("%s %s", error, error.hint)
-            waiting, self._waiting = self._waiting, []
+            waiting, self._waiting = self._waiting, deque()
             for order in waiting:
                 if isinstance(order, StartAttempt):
                     await self._publish(Refused(offer=order.offer, reason=str(error)))
-            return
-        for order in self._waiting:  # more may come meanwhile
-            await self._give(runner, order)
-        self._waiting.clear()
-        await runner.flush()
+        await self._flush()
 
     async def _give(self, runner: Runner, order: StartAttempt | StopOrder | WithdrawOrder) -> None:
+        if self._hand_on(order):  # one to end what has waited with it
+            return
         if isinstance(order, StartAttempt):
             offer, queue_id = order.offer, order.queue_id
             line = (queue_id, order.line) if order.line is not None else None
@@ -344,6 +354,7 @@ class RunnerSet:
         news = self._handed.counted(runner.id, attached, is_first=is_first)
         if not is_first:
             runner.buried.set()
+        runner.is_leaving = attached.leaving
         runner.settled.set()
         runner.stir()
         for event in news:
@@ -359,13 +370,14 @@ class RunnerSet:
             await self._apply_attached(runner, event, is_first=False)
             return
         if isinstance(event, PauseDone):
-            event = msgspec.structs.replace(event, waiting=self._handed.waiting(runner.id))
+            still = self._handed.waiting(runner.id)
+            await self._publish(ProvenStill(deadline_boottime=event.deadline_boottime, offers=still))
         if isinstance(event, Refused):
             runner.is_leaving = runner.is_leaving or event.leaving
         self._handed.heard(event)
         await self._publish(event)
 
-    async def _publish(self, event: Event) -> None:
+    async def _publish(self, event: News) -> None:
         with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             try:
                 self._events.send_nowait(event)
@@ -456,8 +468,10 @@ class RunnerSet:
         return [path for path in folder.iterdir() if self._is_alive(path.name)] if folder.is_dir() else []
 
     def _is_alive(self, runner: str) -> bool:
-        """Does it hold its lock?"""
+        """Does it hold its lock? One that cannot be looked at may be held, and what the dead leave is killed."""
         try:
             return places.is_locked(str(self._state / "runners" / runner / "lock"))
-        except OSError:
+        except NotADirectoryError:
             return False
+        except OSError:
+            return True

@@ -144,16 +144,21 @@ class RunnerLink:
                     self._to(order)
             case o.StopOrder(offer=offer) if offer in self.known:
                 self.known[offer].stop = order
-                self._to(order)
+                self._to_its_own(order)
             case o.WithdrawOrder(offer=offer) if offer in self.known:
                 self.known[offer].withdraw = order
-                self._to(order)
+                self._to_its_own(order)
             case o.ForgetAttempts(offers=offers):
                 for offer in offers:
                     self.known.pop(offer, None)
                 self._to(order)
             case _:
                 self._to(order)
+
+    def _to_its_own(self, order: o.StopOrder | o.WithdrawOrder) -> None:
+        """A runner that has not taken it in yet would say that there is none."""
+        if not self.known[order.offer].is_orphan:
+            self._to(order)
 
     def _to(self, order: o.Order) -> None:
         desk = self._desk
@@ -203,7 +208,8 @@ class RunnerLink:
                     for offer, known in self.known.items()
                     if known.runner == desk.runner.name and known.start is None and known.state.state == "queued"
                 )
-                event = msgspec.structs.replace(event, waiting=waiting)
+                deadline = event.deadline_boottime
+                self.station.runner_event(o.ProvenStill(deadline_boottime=deadline, offers=waiting))
         self.station.runner_event(event)
 
     def _now(self, offer: int, state: o.RunnerState, **more: object) -> None:

@@ -218,7 +218,7 @@ class Workstation:
         if desk.worker is self.worker and self.link is not None:
             self.link.carries(desk, event)
 
-    def runner_event(self, event: o.Event) -> None:
+    def runner_event(self, event: o.News) -> None:
         self._do(lambda agent, now: agent.runner_event(event, now))
 
     def settled(self, attempts: Sequence[o.AttemptState]) -> None:

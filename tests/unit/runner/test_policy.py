@@ -44,6 +44,14 @@ def test_a_start_needs_a_lease_that_has_not_ended():
     assert policy.start(2, Terms(), 9.9) == [Start(2, 10.0)]
 
 
+def test_what_another_keeper_had_begun_is_taken_up_without_a_lease_and_by_a_runner_that_ends():
+    policy = Policy()
+    policy.shut_down(0.0)
+    policy.take_up(1, Terms(), 1.0)
+    assert policy.started(1, 1.0) == [Tell(1, "running")]
+    assert policy.exited(1, 0, None, 2.0) == [Look(1)]
+
+
 def test_an_attempt_that_ends_is_over_when_nothing_of_it_is_left():
     policy = running(leased())
     assert policy.exited(1, 3, None, 2.0) == [Look(1)]

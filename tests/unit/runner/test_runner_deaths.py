@@ -314,6 +314,35 @@ def test_a_runner_asked_to_end_stays_while_a_job_lives_and_takes_no_other(desk, 
     assert json.loads((bench.folder(1) / "exit.json").read_text())["outcome"] == {"type": "exited", "code": 7}
 
 
+def test_whoever_takes_over_from_a_runner_asked_to_end_ends_as_well(desk, bench):
+    desk.start(1, "sh", "-c", WAIT)
+    desk.expect("Started", 1)
+    successor = bench.spawner()
+    os.kill(bench.keeper(), signal.SIGTERM)
+    desk.start(2, "true")
+    assert desk.expect("Refused", 2)["leaving"]
+    kill(bench.keeper())
+    again = bench.attach()
+    assert again.attached["leaving"]
+    again.start(3, "true")
+    assert again.expect("Refused", 3)["leaving"]
+    (bench.work / "go").touch()
+    wait_until(lambda: not is_alive(successor))
+    assert json.loads((bench.folder(1) / "exit.json").read_text())["outcome"] == {"type": "exited", "code": 7}
+
+
+def test_a_job_that_a_shutdown_ends_after_the_death_of_its_keeper_is_gone(desk, bench):
+    desk.start(1, "sh", "-c", WAIT)
+    desk.expect("Started", 1)
+    os.kill(bench.keeper(), signal.SIGTERM)
+    desk.drain()
+    kill(bench.keeper())
+    again = bench.attach()
+    (main,) = [state["pid"] for state in again.attached["attempts"]]
+    os.kill(main, signal.SIGTERM)
+    assert again.expect("Gone", 1)["reason"] == "it was ended with its machine or session"
+
+
 def test_a_spawner_that_does_not_answer_is_replaced_and_its_jobs_go_on(desk, bench):
     desk.start(1, "sh", "-c", WAIT)
     desk.expect("Started", 1)

@@ -8,6 +8,9 @@ import signal
 import pytest
 from runner_bench import is_alive, wait_until
 
+from kueue.runner.keeper import Keeper, Settings
+from kueue.runner.mirror import OURSELVES
+from kueue.runner.rundir import Rundir
 from kueue.runner.spool import Spool
 
 WAIT = "while [ ! -e go ]; do sleep 0.02; done; exit 7"
@@ -77,6 +80,76 @@ def test_whoever_takes_over_where_no_socket_can_be_made_keeps_the_jobs_until_one
     assert state["end"]["outcome"] == {"type": "exited", "code": 7}
 
 
+@pytest.fixture
+def unreadable(bench):
+    """Call it, and the spool cannot be read; what it returns undoes it."""
+    spool, away = bench.state / "spool", bench.state / "away"
+
+    def hide():
+        spool.rename(away)
+        spool.touch()
+        return restore
+
+    def restore():
+        spool.unlink()
+        away.rename(spool)
+
+    return hide
+
+
+def test_whoever_takes_over_where_the_spool_cannot_be_read_waits_until_it_can(desk, bench, unreadable):
+    desk.start(1, "sh", "-c", WAIT)
+    desk.expect("Started", 1)
+    keeper, successor = bench.keeper(), bench.spawner()
+    log = bench.state / "runners" / "one" / "log"
+    restore = unreadable()
+    os.kill(keeper, signal.SIGKILL)
+    wait_until(lambda: "the spool cannot be read" in log.read_text())
+    restore()
+    wait_until(lambda: bench.keeper() == successor)
+    (bench.work / "go").touch()
+    again = bench.attach()
+    (state,) = again.attached["attempts"]
+    assert (state["end"] or again.end(1))["outcome"] == {"type": "exited", "code": 7}
+
+
+def test_what_another_runner_left_is_taken_in_once_it_can_be_read(desk, bench, unreadable):
+    restore = unreadable()
+    desk.send("Inherit")
+    assert not [event for event in desk.drain() if event["type"] == "Attached"]
+    restore()
+    desk.send("Inherit")
+    desk.expect("Attached")
+
+
+@pytest.fixture
+def keeper(tmp_path):
+    """One that does not turn by itself."""
+    place = Rundir(str(tmp_path), "one")
+    os.makedirs(place.path)
+    keeper = Keeper(Settings(place, "test", "1"), lock=-1)
+    yield keeper
+    keeper.selector.close()
+    for handle in (keeper.wake_read, keeper.wake_write):
+        os.close(handle)
+
+
+def test_only_a_runner_that_begins_ends_where_what_others_left_cannot_be_read(keeper, tmp_path):
+    (tmp_path / "spool").touch()
+    with pytest.raises(NotADirectoryError):
+        keeper.inherit(is_needed=True)
+    assert not keeper.inherit()
+    (tmp_path / "spool").unlink()
+    assert keeper.inherit()
+
+
+def test_a_socket_that_still_cannot_be_made_ends_no_keeper(keeper):
+    os.mkdir(f"{keeper.rundir.path}/socket.new")
+    keeper.again, keeper.again_at = {OURSELVES}, 0.0
+    keeper._tick()
+    assert keeper.again == {OURSELVES}
+
+
 def test_why_a_program_could_not_be_started_is_told_also_if_it_cannot_be_written_down(desk, bench):
     pipe = bench.work / "pipe"
     os.mkfifo(pipe)
@@ -90,3 +163,23 @@ def test_why_a_program_could_not_be_started_is_told_also_if_it_cannot_be_written
         os.close(reader)
     assert (outcome["type"], outcome["cause"]) == ("not_started", "not_found")
     assert "/no/such/program" in outcome["reason"]
+
+
+def test_a_runner_whose_lock_cannot_be_looked_at_is_not_taken_for_dead(tmp_path):
+    """What the dead leave is killed."""
+    place = Rundir(str(tmp_path), "one")
+    os.makedirs(place.path)
+    assert place.is_dead()  # nothing to hold
+    os.symlink(place.lock, place.lock)
+    assert not place.is_dead()
+    os.unlink(place.lock)
+    with open(place.lock, "w"):
+        assert place.is_dead()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            assert not place.is_dead()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    (tmp_path / "runners" / "stray").write_bytes(b"")
+    assert Rundir(str(tmp_path), "stray").is_dead()

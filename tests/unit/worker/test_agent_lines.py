@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from kueue.protocol.messages import AttemptQueued, OfferDeferred, OfferRejected, OfferWithdrawn, WithdrawOffer
 from kueue.worker.actions import PauseTrees
 from kueue.worker.known import Memo, read_memo, write_memo
-from kueue.worker.orders import Changed, Ended, PauseDone, Queued, Refused, Withdrawn, WithdrawOrder
+from kueue.worker.orders import Changed, Ended, PauseDone, ProvenStill, Queued, Refused, Withdrawn, WithdrawOrder
 from tests.unit.worker.test_agent import DONE, NODE, QUEUE, Bench, offer, ordered, said, state
 
 
@@ -146,13 +146,13 @@ def test_what_waits_in_a_line_is_left_alone_once_its_runner_has_paused_all(bench
     bench.agent.session_closed()
     bench.now += 60.0
     bench.event(Changed(offer=1, state="paused"))
-    bench.event(PauseDone(deadline_boottime=1060.0, waiting=(2,)))
+    bench.event(ProvenStill(deadline_boottime=1060.0, offers=(2,)))
     assert bench.turns(10.0) == []
     assert bench.agent.next_wake() is None
 
 
 @pytest.mark.parametrize(
-    "told", [[], [PauseDone(deadline_boottime=1060.0)], [PauseDone(deadline_boottime=1050.0, waiting=(2,))]]
+    "told", [[], [PauseDone(deadline_boottime=1060.0)], [ProvenStill(deadline_boottime=1050.0, offers=(2,))]]
 )
 def test_what_waits_in_a_line_is_stopped_if_its_runner_may_have_started_it(bench, told):
     bench.starts(1)
@@ -170,7 +170,7 @@ def test_a_new_lease_ends_the_proof_that_one_in_a_line_does_not_run(bench):
     takes(bench, 2, 1)
     bench.agent.session_closed()
     bench.now += 60.0
-    bench.event(PauseDone(deadline_boottime=1060.0, waiting=(2,)))
+    bench.event(ProvenStill(deadline_boottime=1060.0, offers=(2,)))
     bench.event(Changed(offer=1, state="paused"))
     bench.opens()
     bench.agent.session_closed()

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import resource
 import signal
 import threading
 import time
@@ -270,6 +271,19 @@ async def test_attempts_of_a_mute_runner_are_unknown_until_it_answers(lab):
         assert (await hear(link, Ended, 2)).end.outcome == Exited(0)
         os.kill(pids[0], signal.SIGCONT)
         await wait_until(lambda: link.attempts()[0].state == "running")
+
+
+async def test_a_runner_whose_lock_cannot_be_looked_at_is_not_taken_for_dead(lab):
+    async with lab.worker() as link:
+        await link.send(lab.order(1, "sleep", "7058"))
+        await hear(link, Started, 1)
+        (name,) = runner_pids(lab.state)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            assert link._is_alive(name)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_a_new_worker_knows_the_attempts_of_a_runner_that_is_mute(lab):
