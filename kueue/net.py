@@ -26,8 +26,8 @@ from typing import Any, Generic, TypeVar, cast
 
 import trio
 
-from kueue import identity
-from kueue.errors import KueueError, ProtocolError, Refused, Unreachable
+from kueue import identity, threads
+from kueue.errors import KueueError, ProtocolError, Refused, Unreachable, UserError
 from kueue.protocol import codec
 from kueue.protocol.messages import FRAME_LIMIT, FRAME_LIMIT_BEFORE_HELLO, FromClient, FromWorker, Message
 
@@ -253,7 +253,11 @@ async def bind(addresses: str, port: int) -> list[trio.SocketListener]:
     for word in words:
         host = word.removeprefix("[").removesuffix("]")
         try:
-            found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            with threads.wanted("name look-up"):
+                found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except UserError as error:
+            _log.error("Failed to bind %s, port %d: %s", word, port, error)
+            continue
         except OSError as error:
             _log.error("Failed to bind %s, port %d: %s", word, port, error.strerror or error)
             continue
@@ -544,8 +548,9 @@ async def _handshake(host: str, port: int, present: identity.Identity) -> trio.S
     where = _at(host, port)
     with trio.move_on_after(CONNECT_SECONDS):
         try:
-            stream = await trio.open_tcp_stream(host, port)
-        except (OSError, UnicodeError, ValueError) as error:
+            with threads.wanted("name look-up"):
+                stream = await trio.open_tcp_stream(host, port)
+        except (OSError, UnicodeError, ValueError, UserError) as error:
             raise Unreachable(
                 f"Cannot connect to the server at {where}: {_reason(error)}.",
                 hint="Is kueue_server running there? See server_name and server_port in the settings.",
@@ -575,6 +580,8 @@ async def _handshake(host: str, port: int, present: identity.Identity) -> trio.S
 
 
 def _reason(error: BaseException) -> str:
+    if isinstance(error, KueueError):
+        return str(error).rstrip(".")
     if isinstance(error, ssl.SSLError):
         return error.reason or str(error)
     cause = error.__cause__ or error

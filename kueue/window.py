@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 import trio
 
-from kueue import log
+from kueue import log, threads
 from kueue.http import Page, Site
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Window(ABC, Generic[S]):
                 async with trio.open_nursery() as nursery:
                     if self.wants_figures():
                         # In a thread: heartbeats are answered meanwhile.
-                        await trio.to_thread.run_sync(import_module, self.module)
+                        await threads.patiently(import_module, self.module)
                     if self.place():
                         nursery.start_soon(self._site.listen, self.place(), "/metrics and /healthz")
                     self.open(nursery)

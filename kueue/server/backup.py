@@ -107,11 +107,11 @@ async def _make(session: Session, question: m.Backup, target: Path) -> None:
     finally:
         with trio.CancelScope(shield=True):
             try:
-                await in_thread(give_up)
+                await in_thread(give_up, purpose="backup")
             except UserError:
                 give_up()  # here, then: it waits for no file server
             with trio.move_on_after(LEAVE_SECONDS), suppress(UserError):
-                await in_thread(leave, limiter=driver.backup_threads)
+                await in_thread(leave, purpose="backup", limiter=driver.backup_threads)
     _log.info("%s", log.keys(backup=target, bytes=summary.size, live=summary.live, next_job=summary.next_job))
     session.say(
         m.BackedUp(
@@ -129,7 +129,7 @@ async def _make(session: Session, question: m.Backup, target: Path) -> None:
 async def _touching(session: Session, target: Path, seconds: float, call: Callable[[], T]) -> T:
     """The result of `call`, which touches the target. Raises `UserError` when it takes longer; then it may go on."""
     with trio.move_on_after(seconds):
-        return await in_thread(call, limiter=session.driver.backup_threads)
+        return await in_thread(call, purpose="backup", limiter=session.driver.backup_threads)
     raise UserError(
         f"The backup {target} was given up: what holds {target.parent} has not taken it in {seconds:.0f} s.",
         hint="Is its file server away, or very slow? The kueue server is unharmed. Name a directory elsewhere.",

@@ -104,7 +104,7 @@ class ServerWindow(Window[MetricsSettings]):
     async def _disk(self) -> Disk | None:
         with trio.move_on_after(DISK_SECONDS):
             with suppress(UserError):
-                return await in_thread(partial(_look_at_disk, self._store), limiter=self._threads)
+                return await in_thread(partial(_look_at_disk, self._store), purpose="figures", limiter=self._threads)
         return None
 
     # --- the file ----------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class ServerWindow(Window[MetricsSettings]):
         finally:
             with trio.move_on_after(REMOVE_SECONDS, shield=True):
                 with suppress(UserError):
-                    await in_thread(partial(_remove, path), limiter=limiter)
+                    await in_thread(partial(_remove, path), purpose="figures", limiter=limiter)
 
     async def _write(self, path: Path, limiter: trio.CapacityLimiter) -> str:
         """Returns why it could not be written; empty: it was."""
@@ -134,7 +134,7 @@ class ServerWindow(Window[MetricsSettings]):
         _, body = await rendered(await self.families())
         with trio.move_on_after(WRITE_SECONDS):
             try:
-                await in_thread(partial(write_file, path, body), limiter=limiter)
+                await in_thread(partial(write_file, path, body), purpose="figures", limiter=limiter)
             except (OSError, UserError) as error:
                 return getattr(error, "strerror", None) or str(error)
             return ""

@@ -202,9 +202,11 @@ class Service:
     async def _reload(self, nursery: trio.Nursery) -> None:
         notify.reloading()
         try:
-            new = await in_thread(partial(_read_again, self._settings.path))
+            new = await in_thread(partial(_read_again, self._settings.path), purpose="new settings")
             secrets = new.common.shared_secret, new.common.shared_secret_previous
-            identities = await in_thread(partial(identity.identities, *secrets, self._places.cache))
+            identities = await in_thread(
+                partial(identity.identities, *secrets, self._places.cache), purpose="new secret"
+            )
             await self._driver.reload(engine_settings(new))
         except (KueueError, OSError) as error:
             hint = error.hint if isinstance(error, KueueError) else ""
@@ -238,7 +240,9 @@ class Service:
         """Warn when workers would come here in vain: the name leads elsewhere, or only back to themselves."""
         name = self._settings.common.server_name
         try:
-            found = await in_thread(partial(socket.getaddrinfo, name, None, type=socket.SOCK_STREAM))
+            found = await in_thread(
+                partial(socket.getaddrinfo, name, None, type=socket.SOCK_STREAM), purpose="name look-up"
+            )
         except (OSError, UnicodeError) as error:  # the latter of what can be no name: a..b
             _log.warning("server_name = %s is not known here: %s", name, getattr(error, "strerror", None) or error)
             return

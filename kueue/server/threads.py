@@ -16,22 +16,15 @@ from typing import Any, TypeVar
 import outcome
 import trio
 
-from kueue.errors import UserError
+from kueue import threads
 
 T = TypeVar("T")
 
-_NONE_TO_BE_HAD = "can't start new thread"
-"""What Python says then (``_threadmodule.c``), in a bare `RuntimeError`."""
 
-
-async def in_thread(call: Callable[[], T], *, limiter: trio.CapacityLimiter | None = None) -> T:
+async def in_thread(call: Callable[[], T], *, purpose: str, limiter: trio.CapacityLimiter | None = None) -> T:
     """What `call` returns or raises; left behind if the wait is cancelled. Raises `UserError` without a thread."""
-    try:
+    with threads.wanted(purpose):
         return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=limiter)
-    except RuntimeError as error:
-        if str(error) != _NONE_TO_BE_HAD:
-            raise
-        raise _no_thread() from error
 
 
 class KeptThread:
@@ -47,10 +40,8 @@ class KeptThread:
         if self._thread is not None:
             return
         thread = Thread(target=_carry_out, args=(self._calls,), name=self._name, daemon=True)
-        try:
+        with threads.wanted(self._name):
             thread.start()
-        except RuntimeError as error:
-            raise _no_thread() from error
         self._thread = thread
 
     def end(self) -> None:
@@ -79,10 +70,3 @@ def _carry_out(calls: SimpleQueue[Callable[[], Any] | None]) -> None:
     while (call := calls.get()) is not None:
         call()
         del call  # with all that it was called with: the next one may be far
-
-
-def _no_thread() -> UserError:
-    return UserError(
-        "The server has no thread left for this: its account is at its limit of processes.",
-        hint="See `ulimit -u`, and what runs there: `ps -u USER -L`.",
-    )

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from kueue import places
+from kueue import places, threads
 from kueue.errors import StorageError, UserError
 from kueue.storage import rows
 from kueue.storage.damage import DAMAGE
@@ -258,10 +258,8 @@ class Copy:
 
 def _begun(run: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=run, name="kueue-backup", daemon=True)
-    try:
+    with threads.wanted("backup"):
         thread.start()
-    except RuntimeError as error:
-        raise UserError("There is no thread left for the backup: this account is at its limit of processes.") from error
     return thread
 
 

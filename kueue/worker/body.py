@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import trio
 
-from kueue import clock, log, notify, places
+from kueue import clock, log, notify, places, threads
 from kueue.model import Place
 from kueue.net import MessageStream
 from kueue.protocol.messages import (
@@ -221,7 +221,7 @@ class Body:
                 case Fetch(question):
                     self._nursery.start_soon(self._fetch, session, question)
                 case DropOutput(offers):
-                    self._nursery.start_soon(trio.to_thread.run_sync, self.spool.forget, offers)
+                    self._nursery.start_soon(threads.patiently, self.spool.forget, offers)
                 case Close():
                     if session is not None and session.close is None:
                         session.close = action
@@ -259,7 +259,7 @@ class Body:
                 continue
             stream = self._session.stream
             paths = [self._paths(self.agent.attempts.get(message.offer)) or Paths() for message in current]
-            await stream.send(await trio.to_thread.run_sync(self._with_excerpts, current, paths))
+            await stream.send(await threads.patiently(self._with_excerpts, current, paths))
             self._chores.tell_remark()
 
     def _with_excerpts(self, ends: list[AttemptEnded], paths: list[Paths]) -> list[AttemptEnded]:
@@ -278,7 +278,7 @@ class Body:
         paths = self._paths(self.agent.attempts.get(question.offer))
         answer = FetchedOutput(token=question.token, offset=question.offset, error="the file does not answer")
         with trio.move_on_after(FETCH_SECONDS):
-            answer = await trio.to_thread.run_sync(
+            answer = await threads.patiently(
                 self.spool.fetch, question, paths, abandon_on_cancel=True, limiter=self._fetches
             )
         if session is not None and session is self._session:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 import trio
 
-from kueue import log
+from kueue import log, threads
 from kueue.worker.agent import Agent
 from kueue.worker.processes import Trees
 from kueue.worker.spool import Spool
@@ -57,7 +57,7 @@ class Chores:
         """Continue what `hold` stopped."""
         async with self._guarding:
             still = [offer for offer in offers if offer not in self._held]
-            await trio.to_thread.run_sync(self._guard.let_go, still)
+            await threads.patiently(self._guard.let_go, still)
 
     def tell_remark(self) -> None:
         """Say, once, what is wrong with the spool."""
@@ -69,7 +69,7 @@ class Chores:
         while True:
             running = [one.offer for one in self._agent.attempts.values() if not one.is_over]
             if running:
-                await trio.to_thread.run_sync(self._spool.trim, running)
+                await threads.patiently(self._spool.trim, running)
                 self.tell_remark()
                 await trio.sleep(TRIM_SECONDS)
             else:
@@ -79,7 +79,7 @@ class Chores:
         while True:
             age = self._agent.cleanup_after_seconds
             if age is not None:
-                dropped = await trio.to_thread.run_sync(self._spool.clean, age, set(self._agent.attempts))
+                dropped = await threads.patiently(self._spool.clean, age, set(self._agent.attempts))
                 if dropped:
                     _log.info("dropped the kept output of %d attempts by age", dropped)
             await trio.sleep(CLEAN_SECONDS if age is not None else UNTOLD_SECONDS)
@@ -91,6 +91,6 @@ class Chores:
                 self._holding = trio.Event()
                 continue
             async with self._guarding:
-                await trio.to_thread.run_sync(self._guard.stop, set(self._held))
+                await threads.patiently(self._guard.stop, set(self._held))
             self._held &= {one.offer for one in self._agent.attempts.values() if not one.is_over}
             await trio.sleep(HELD_SECONDS)

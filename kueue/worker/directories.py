@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from kueue import threads
 from kueue.model import Place, from_os_text, shown
 
 BELIEVED_SECONDS = 0.5
@@ -71,7 +72,7 @@ class Directories:
     async def _look(self, path: str, place: Place) -> str | None:
         """In a thread that was granted. A good answer is noted."""
         try:
-            problem = await trio.to_thread.run_sync(
+            problem = await threads.patiently(
                 look, path, shown(place.cwd), abandon_on_cancel=True, limiter=self._limiter
             )
         finally:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from kueue import clock
+from kueue import clock, threads
 from kueue.window import Window
 from kueue.worker.body import Body
 
@@ -59,6 +59,6 @@ class WorkerWindow(Window[str]):
             return
         self._measured_at = clock.steady()
         with trio.move_on_after(LOOK_SECONDS):
-            self._disk = await trio.to_thread.run_sync(
+            self._disk = await threads.patiently(
                 look_at_disk, self._body.spool.root, abandon_on_cancel=True, limiter=self._threads
             )

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import trio
 
-from kueue import __version__, clock, config, identity, log, notify, places
+from kueue import __version__, clock, config, identity, log, notify, places, threads
 from kueue.errors import ConfigError, KueueError
 from kueue.worker import machine, presence
 from kueue.worker.agent import Agent, AgentSettings
@@ -138,7 +138,7 @@ class Program:
         if not common.shared_secret:
             raise KueueError(f"{settings.path} has no shared_secret.")
         # A third of a second, unless the key derived from the secret is in the cache.
-        proofs = await trio.to_thread.run_sync(
+        proofs = await threads.patiently(
             identity.identities, common.shared_secret, common.shared_secret_previous, self._cache
         )
         presence.note_secrets(self._folder, [proof.fingerprint for proof in proofs])
@@ -159,7 +159,7 @@ class Program:
             return
         notify.reloading()
         try:
-            settings = await trio.to_thread.run_sync(self._load, abandon_on_cancel=True)
+            settings = await threads.patiently(self._load, abandon_on_cancel=True)
             before, self._address = self._address, await self._address_of(settings)
         except (KueueError, OSError) as error:
             hint = error.hint if isinstance(error, KueueError) else ""
@@ -213,7 +213,7 @@ class Program:
             ),
             machine.totals(machine_settings(settings), machine.measure()),
         )
-        lock = await trio.to_thread.run_sync(_server_lock, settings.common.server_name, place)
+        lock = await threads.patiently(_server_lock, settings.common.server_name, place)
         runners = RunnerSet(
             Path(folder),
             agent.settings.identity,

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 import trio
 
-from kueue import places
+from kueue import places, threads
 from kueue.errors import KueueError
 from kueue.model import to_os_text
 from kueue.worker.attachment import Mute, attach
@@ -113,7 +113,7 @@ class RunnerSet:
         """
         self._nursery = nursery
         try:
-            await trio.to_thread.run_sync(self._program.prepare)
+            await threads.patiently(self._program.prepare)
         except KueueError as error:
             log.warning("%s %s", error, error.hint)
         await self._meet_all()
@@ -461,7 +461,7 @@ class RunnerSet:
     # -- the disk
 
     async def _start_records(self) -> list[StartRecord]:
-        return await trio.to_thread.run_sync(start_records, self._state / "spool")
+        return await threads.patiently(start_records, self._state / "spool")
 
     def _directories(self) -> list[Path]:
         folder = self._state / "runners"

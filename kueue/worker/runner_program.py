@@ -23,7 +23,7 @@ from typing import TypeVar
 
 import trio
 
-from kueue import __version__, whole_file
+from kueue import __version__, threads, whole_file
 from kueue.errors import KueueError
 from kueue.worker.scope import Scopes
 
@@ -77,7 +77,7 @@ class RunnerProgram:
 
     async def _launch(self, token: str, prefix: Sequence[str]) -> Path:
         """`prefix`: what puts it into a scope of its own, if any."""
-        await trio.to_thread.run_sync(self._pack)
+        await threads.patiently(self._pack)
         name = f"{self.version}-{token}"
         command = [*prefix, *self._python(), "run", "--state", str(self._state), "--runner", name]
         command += ["--identity", self._identity, "--version", self.version, "--linger", str(self._linger_seconds)]

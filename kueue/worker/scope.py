@@ -22,6 +22,8 @@ from pathlib import Path
 
 import trio
 
+from kueue import threads
+
 log = logging.getLogger(__name__)
 
 SYSTEMD_RUN = "systemd-run"
@@ -42,7 +44,7 @@ class Scopes:
 
         Takes up to `try_seconds` if the manager hangs.
         """
-        if not await trio.to_thread.run_sync(is_wanted):
+        if not await threads.patiently(is_wanted):
             return ()
         if shutil.which(SYSTEMD_RUN) is None:
             return self.failed(f"there is no {SYSTEMD_RUN}")

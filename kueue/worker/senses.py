@@ -6,7 +6,7 @@ import math
 
 import trio
 
-from kueue import clock
+from kueue import clock, threads
 from kueue.worker import machine
 from kueue.worker.agent import Agent
 from kueue.worker.ghost import STEP_SECONDS, LoadOfJobs
@@ -66,7 +66,7 @@ class Senses:
                 then = clock.steady()
             await trio.sleep(STEP_SECONDS)
             offers = [one.offer for one in self._agent.attempts.values() if not one.is_over]
-            use = await trio.to_thread.run_sync(self._use.use, offers) if offers else {}
+            use = await threads.patiently(self._use.use, offers) if offers else {}
             now = clock.steady()
             cores = {
                 offer: max(0.0, one.cpu_seconds - before.get(offer, 0.0)) / max(now - then, 1e-3)

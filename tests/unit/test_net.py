@@ -226,6 +226,17 @@ async def test_a_client_and_a_worker_with_the_secret_are_served(ours):
         await until(lambda: running.entrance.connections == 0)
 
 
+async def test_a_name_that_no_thread_can_look_up_is_that_of_a_server_that_cannot_be_reached(ours, monkeypatch):
+    def refused(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("trio._core._thread_cache.THREAD_CACHE._idle_workers", {})
+    monkeypatch.setattr("threading.Thread.start", refused)
+    with pytest.raises(Unreachable, match="limit of processes"):
+        async with net.connect_tls("localhost.localdomain", 1, [ours], codec.to_client):
+            pass
+
+
 async def test_a_wrong_secret_is_refused_by_both_sides(ours, other):
     async with serving([ours]) as running:
         with pytest.raises(Refused, match="Authentication failed!"):

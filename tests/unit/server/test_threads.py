@@ -117,9 +117,9 @@ async def test_only_the_want_of_a_thread_becomes_a_sentence(at_the_limit):
         raise RuntimeError("something else")
 
     with pytest.raises(RuntimeError, match="something else"):
-        await in_thread(bug)
+        await in_thread(bug, purpose="answer")
     at_the_limit()
     with pytest.raises(UserError, match="limit of processes"):
-        await in_thread(time.time)
+        await in_thread(time.time, purpose="answer")
     with pytest.raises(UserError, match="limit of processes"):
         KeptThread("kept").start()
