@@ -79,9 +79,14 @@ class Closed(io.TextIOBase):
 
     has_lost = False
 
-    def write(self, text: str) -> int:
+    def write(self, text: str | bytes) -> int:
         self.has_lost |= bool(text)
         return len(text)
+
+    @property
+    def buffer(self) -> Closed:
+        """For those who write bytes."""
+        return self
 
     def flush(self) -> None:
         if self.has_lost:

@@ -106,7 +106,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     position = verb_position(words)
     name = words[position] if position is not None else None
     if position is not None and name == "help":
-        return parse([*words[:position], *words[position + 1 :], "--help"])
+        verb = words[position + 1 : position + 2]
+        # Directly behind the verb: what else there is may be a command, and is not to be run.
+        return parse([*words[:position], *verb, "--help", *words[position + 2 :]])
     if position is None or name is None or name not in VERBS:
         try:
             return parser().parse_args(words)

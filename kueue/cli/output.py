@@ -140,9 +140,11 @@ def _print_log(session: Session, job: int) -> None:
         # Whole lines only, so that no character is cut in two.
         lines, feed, rest = (rest + data).rpartition(b"\n")
         # A line that is written over and over, or does not end, must not be kept as long as it gets.
-        rest = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]
+        left_out = rest.rstrip(b"\r").rfind(b"\r") + 1
+        rest = rest[left_out:]
+        is_whole &= left_out == 0
         if len(rest) > _LINE_BYTES:
-            lines, feed, rest = lines + feed + rest, b"\n", b""
+            lines, feed, rest, is_whole = lines + feed + rest, b"\n", b"", False
         if feed:
             is_whole &= _print_lines(session, lines + feed)
     if rest:

@@ -52,20 +52,21 @@ class Rundir:
         The address goes through a descriptor of the directory: a Unix socket's path may have 107 bytes only (unix(7)).
         """
         folder = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{self.path}/socket.new")
-            listener.bind(f"/proc/self/fd/{folder}/socket.new")
-            os.chmod(f"{self.path}/socket.new", 0o600)
-            listener.listen(16)
-            os.replace(f"{self.path}/socket.new", f"{self.path}/socket")
-        except OSError:
-            listener.close()
-            raise
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            try:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(f"{self.path}/socket.new")
+                listener.bind(f"/proc/self/fd/{folder}/socket.new")
+                os.chmod(f"{self.path}/socket.new", 0o600)
+                listener.listen(16)
+                os.replace(f"{self.path}/socket.new", f"{self.path}/socket")
+            except OSError:
+                listener.close()
+                raise
+            return listener
         finally:
             os.close(folder)
-        return listener
 
     def write_info(self, version: str, protocol: int, keeper: int, spawners: list[int]) -> bool:
         """For the worker, whose guard must not take a spawner for a job, and for people.

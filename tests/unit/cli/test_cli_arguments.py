@@ -143,6 +143,7 @@ def test_an_option_that_is_not_there_is_answered_with_what_may_be_meant(words, s
     [
         ("help", "usage: kueue [-h]"),
         ("help cmd", "usage: kueue cmd"),
+        ("help cmd echo hi", "usage: kueue cmd"),
         ("-c x.toml help show-job", "usage: kueue show-job"),
     ],
 )

@@ -203,9 +203,10 @@ def test_a_reader_that_leaves_is_no_error(command, peer):
 
 @pytest.mark.parametrize("buffered", ["", "1"])
 @pytest.mark.parametrize("redirection", [">&-", ">/dev/full"])
-@pytest.mark.parametrize("words", ["list-jobs", "list-jobs --json", "--help", "cmd --help", "--version"])
+@pytest.mark.parametrize("words", ["list-jobs", "list-jobs --json", "--help", "cmd --help", "--version", "log --raw 3"])
 def test_results_that_cannot_be_written_are_a_failure_with_one_sentence(command, peer, words, redirection, buffered):
-    peer(answering({"ListJobs": LISTING}))
+    output = [{"type": "Output", "offset": 0, "data": "eA==", "source": "stored", "note": ""}]
+    peer(answering({"ListJobs": LISTING, "ReadOutput": output}))
     done = subprocess.run(
         ["sh", "-c", f'"$0" -m kueue.cli.main {words} {redirection}', sys.executable],
         env=command.environment(PYTHONUNBUFFERED=buffered),
@@ -215,8 +216,9 @@ def test_results_that_cannot_be_written_are_a_failure_with_one_sentence(command,
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.startswith(b"Error: ")
-    assert len(done.stderr.splitlines()) == 1
+    *remarks, sentence = done.stderr.splitlines()
+    assert sentence.startswith(b"Error: The results cannot be written: ")
+    assert all(remark.startswith(b"Job 3: ") for remark in remarks)
 
 
 @pytest.mark.parametrize("wait", ["", "--wait"])
@@ -340,6 +342,21 @@ def test_a_log_on_a_terminal_shows_how_a_progress_bar_ended(command, peer, words
         assert lines[3:] == ["99%", "Job 3: shown as far as it can be read; --raw shows every byte."]
 
 
+@pytest.mark.parametrize("pieces", [[b"an error\rok"], [b"an error\r", b"ok"], [b"an error\ro", b"k\n"]])
+def test_a_log_on_a_terminal_says_that_something_was_written_over(command, peer, pieces):
+    starts = [sum(map(len, pieces[:number])) for number in range(len(pieces) + 1)]
+
+    def read(question):
+        piece = b"" if question["offset"] == starts[-1] else pieces[starts.index(question["offset"])]
+        data = base64.b64encode(piece).decode()
+        return [{"type": "Output", "offset": question["offset"], "data": data, "source": "worker"}]
+
+    peer(answering({"ReadOutput": read}))
+    code, shown = _on_terminal(command, ["log", "3"], {"TERM": "xterm"})
+    assert code == 0
+    assert shown.splitlines()[1:] == ["ok", "Job 3: shown as far as it can be read; --raw shows every byte."]
+
+
 def test_a_log_on_a_terminal_breaks_a_line_that_does_not_end(command, peer):
     piece = base64.b64encode(b"x" * 250_000).decode()
 
@@ -351,6 +368,7 @@ def test_a_log_on_a_terminal_breaks_a_line_that_does_not_end(command, peer):
     code, shown = _on_terminal(command, ["log", "3"], {"TERM": "xterm"})
     assert code == 0
     assert [len(line) for line in shown.splitlines() if set(line) == {"x"}] == [1_250_000, 750_000]
+    assert shown.splitlines()[-1] == "Job 3: shown as far as it can be read; --raw shows every byte."
 
 
 def test_an_interrupted_waiter_leaves_the_job_and_says_how_to_go_on(command, peer):

@@ -222,7 +222,7 @@ def test_a_living_runner_takes_in_what_a_dead_one_left_when_told(desk, bench):
     other.send("Inherit")
     assert [state["offer"] for state in other.expect("Attached")["attempts"]] == [1]
     other.drain()
-    assert bench.tree(1) == []
+    wait_until(lambda: bench.tree(1) == [])
 
 
 def test_an_end_survives_a_worker_that_is_away_and_is_told_to_the_next(desk, bench):

@@ -183,3 +183,19 @@ def test_a_runner_whose_lock_cannot_be_looked_at_is_not_taken_for_dead(tmp_path)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     (tmp_path / "runners" / "stray").write_bytes(b"")
     assert Rundir(str(tmp_path), "stray").is_dead()
+
+
+def test_a_socket_for_which_there_is_no_descriptor_costs_none(tmp_path):
+    place = Rundir(str(tmp_path), "one")
+    os.makedirs(place.path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    probe = os.open("/", os.O_PATH)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (probe + 1, hard))
+    try:
+        os.close(probe)
+        for _ in range(2):
+            with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
+                place.listen()
+        os.close(os.open("/", os.O_PATH))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
