@@ -264,9 +264,21 @@ async def _watch(session: Session, question: m.WatchJobs) -> None:
     driver = session.driver
     watch = session.number, question.seq
 
+    def is_here() -> bool:
+        """What is noted for a session that has left nobody would take away. It leaves before its tasks end."""
+        return session.number in driver.sessions
+
     def begin(engine: Engine, _: Now) -> int:
-        engine.queue.held_back[watch] = {}
+        if is_here():
+            engine.queue.held_back[watch] = {}
         return engine.state.sums.next_job
+
+    def between(first: int, last: int, engine: Engine, now: Now) -> list[int]:
+        live = _live_between(first, last, engine, now)
+        if is_here():
+            for job in live:
+                engine.queue.watch(*watch, job)
+        return live
 
     def tell(engine: Engine, _: Now) -> dict[int, Outcome]:
         session.say(m.Watching(seq=question.seq, missing=tuple(_disjoint(missing))))
@@ -280,7 +292,7 @@ async def _watch(session: Session, question: m.WatchJobs) -> None:
             begin_at, width = first, PAGE
             while begin_at <= last:
                 end = min(last, begin_at + width - 1)
-                live = await driver.look(partial(_watch_between, watch, begin_at, end))
+                live = await driver.look(partial(between, begin_at, end))
                 # What was not live at the look has been stored by now.
                 past = await driver.read(partial(_finished, [(begin_at, end)], ()))
                 if len(past) == PAGE and width > PAGE:
@@ -297,13 +309,6 @@ async def _watch(session: Session, question: m.WatchJobs) -> None:
     while part := tuple(islice(ends, PAGE)):
         session.say(*part)
         await session.stream.drained(PART_BYTES)
-
-
-def _watch_between(watch: tuple[int, int], first: int, last: int, engine: Engine, now: Now) -> list[int]:
-    live = _live_between(first, last, engine, now)
-    for job in live:
-        engine.queue.watch(*watch, job)
-    return live
 
 
 async def _details(driver: Driver, ids: Sequence[int]) -> dict[int, m.JobDetail]:

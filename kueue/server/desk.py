@@ -37,8 +37,6 @@ class Waiting(Generic[T]):
     """A task of somebody else that waits for a result."""
 
     def __init__(self) -> None:
-        self.is_left = False
-        """Nobody waits any more: the task was cancelled."""
         self._done = trio.Event()
         self._result: T | None = None
         self._error: BaseException | None = None
@@ -53,11 +51,7 @@ class Waiting(Generic[T]):
 
     async def result(self) -> T:
         """The result, or the error raised anew."""
-        try:
-            await self._done.wait()
-        except trio.Cancelled:
-            self.is_left = True
-            raise
+        await self._done.wait()
         if self._error is not None:
             raise self._error
         return self._result  # type: ignore[return-value]  # `give` was called; None may be the result itself
@@ -96,9 +90,6 @@ class Desk:
         until = now.steady + LOOKS_SECONDS
         while self._looks and clock().steady <= until:
             look, waiting = self._looks.popleft()
-            if waiting.is_left:
-                # As in `Driver.look`: its session may have left.
-                continue
             try:
                 waiting.give(look(engine, now))
             except KueueError as error:

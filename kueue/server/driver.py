@@ -214,8 +214,6 @@ class Driver:
 
     async def look(self, look: Look[T]) -> T:
         """What `look`, a plain quick function, says of the stored state."""
-        # What it notes for a session that has left nobody would take away.
-        await trio.lowlevel.checkpoint_if_cancelled()
         if not self._busy and not self._ledger.is_rebuilding and not self._ledger.pending.facts:
             return look(self.engine, self._now())
         waiting = self._desk.look(look)

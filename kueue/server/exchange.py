@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -33,7 +34,8 @@ def exchange(draft: Path, target: Path, aside: Path) -> Path | None:
                 else:
                     new.rename(old)
         raise
-    places.sync_directory(target.parent)
+    with contextlib.suppress(OSError):  # it has its name, if perhaps not yet after a loss of power
+        places.sync_directory(target.parent)
     return aside if aside.exists() else None
 
 

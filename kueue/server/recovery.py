@@ -29,10 +29,11 @@ def recover(directory: Path) -> int:
     held for no reason.
     """
     source = state_file(directory)
-    if not source.exists():
-        raise UserError(f"There is nothing to recover: {source} does not exist.")
-    sweep_beside(source)
     stamp = time.strftime("%Y%m%d-%H%M%S")
+    if not source.exists():
+        _finish(source, directory / f"{source.name}.damaged-{stamp}")
+        return 0
+    sweep_beside(source)
     draft = directory / f"recovered-{stamp}.sqlite"
     try:
         saved = salvage(source, draft, wall=time.time())
@@ -53,6 +54,19 @@ def recover(directory: Path) -> int:
     kept = ", ".join(f"{count} {table}" for table, count in saved.kept.items())
     _log.info("recovered into %s: %s; the damaged state is %s", source, kept, aside)
     return 0
+
+
+def _finish(source: Path, aside: Path) -> None:
+    """Give the newest of what killed recoveries have saved the name of the state: each was whole when it was named."""
+    drafts = sorted(source.parent.glob("recovered-*.sqlite"))
+    if not drafts:
+        raise UserError(f"There is nothing to recover: {source} does not exist.")
+    try:
+        exchange(drafts[-1], source, aside)
+    except OSError as error:
+        raise StorageError(f"{source} cannot be recovered: {error}.", hint="It was left as it is.") from error
+    sweep_beside(source)
+    _log.info("finished the recovery that was interrupted: %s is %s", drafts[-1].name, source)
 
 
 def _is_whole(source: Path) -> bool:

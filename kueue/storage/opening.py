@@ -140,6 +140,14 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
 
 def _create(wanted: Wanted) -> None:
     path = wanted.path
+    # `kueue_server --restore` and `--recover` move the old state away before the new one gets its name.
+    kinds = (("restore", f"{path.name}.restored-*", "--restore FILE"), ("recovery", "recovered-*.sqlite", "--recover"))
+    for kind, pattern, option in kinds:
+        for draft in path.parent.glob(pattern):
+            raise StorageError(
+                f"{path} is missing, but {draft.name} is there: a {kind} was interrupted",
+                hint=f"Do it again (kueue_server {option}), or move that file away to begin with an empty queue.",
+            )
     for leftover in ("-wal", "-journal"):
         log = path.with_name(path.name + leftover)
         if log.exists() and log.stat().st_size:
@@ -147,12 +155,6 @@ def _create(wanted: Wanted) -> None:
                 f"{path} is missing, but {log.name} is there",
                 hint="Put the file back, or move that one away to begin with an empty queue.",
             )
-    # `kueue_server --restore` and `--recover` move the old state away before the new one gets its name.
-    for draft in (*path.parent.glob(f"{path.name}.restored-*"), *path.parent.glob("recovered-*.sqlite")):
-        raise StorageError(
-            f"{path} is missing, but {draft.name} is there: a restore was interrupted",
-            hint="Do it again (kueue_server --restore FILE), or move that file away to begin with an empty queue.",
-        )
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.new-{os.getpid()}")
     draft.unlink(missing_ok=True)

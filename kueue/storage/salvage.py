@@ -145,7 +145,9 @@ class _Rescue:
     def _settle_contents(self) -> None:
         """Places and settings: live jobs without theirs are lost, finished ones get an empty one."""
         contents = self._tables["blobs"]
-        spare_place, spare_settings = 2**40, 2**40 + 1
+        # Of no content that is there: the next one of the store that is saved gets the number behind the highest.
+        spare_place = max(contents, default=0) + 1
+        spare_settings = spare_place + 1
         contents[spare_place] = (spare_place, 0, *_content(Place("/")))
         contents[spare_settings] = (spare_settings, 0, *_content(rows.Settings(Request(), Terms())))
         by_digest: dict[object, int] = {}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
+from kueue import places
 from kueue.server import exchange
 from kueue.server.exchange import COMPANIONS
 
@@ -78,3 +80,14 @@ def test_all_that_sqlite_lays_beside_a_file_goes_with_it(tmp_path):
     (tmp_path / "draft").write_text("new")
     assert exchange.exchange(tmp_path / "draft", tmp_path / "state", tmp_path / "aside") == tmp_path / "aside"
     assert there(tmp_path) == {"state": "new", **{f"aside{suffix}": f"old{suffix}" for suffix in COMPANIONS}}
+
+
+def test_an_exchange_whose_directory_cannot_be_flushed_has_happened(tmp_path, monkeypatch):
+    def fails(_):
+        raise OSError(errno.EMFILE, "no descriptor left")
+
+    monkeypatch.setattr(places, "sync_directory", fails)
+    (tmp_path / "draft").write_text("new")
+    (tmp_path / "state").write_text("old")
+    assert exchange.exchange(tmp_path / "draft", tmp_path / "state", tmp_path / "aside") == tmp_path / "aside"
+    assert (tmp_path / "state").read_text() == "new"

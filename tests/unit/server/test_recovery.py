@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kueue import places
-from kueue.errors import UserError
+from kueue.errors import StorageError, UserError
 from kueue.server.recovery import recover, state_file
 from kueue.storage.sqlite import SqliteStore
 
@@ -91,6 +91,25 @@ def test_what_a_killed_recovery_has_left_goes_with_the_next_one(tmp_path):
     (tmp_path / "recovered-20260101-000000.sqlite").write_bytes(b"what could be read")
     assert recover(tmp_path) == 0
     assert not [name for name in names(tmp_path) if name.startswith("recovered")]
+
+
+@pytest.mark.parametrize("has_log", [False, True])
+def test_a_recovery_that_was_killed_while_there_was_no_state_is_finished(tmp_path, has_log):
+    state = state_file(tmp_path)
+    store = SqliteStore(state, is_network=False, wall=1.0)
+    queue_id = store.queue_id
+    store.close()
+    state.rename(tmp_path / "recovered-20260101-000000.sqlite")
+    if has_log:  # of the damaged one
+        (tmp_path / "queue.sqlite-wal").write_bytes(b"spoiled")
+    with pytest.raises(StorageError, match="a recovery was interrupted") as caught:
+        SqliteStore(state, is_network=False, wall=1.0)
+    assert "--recover" in caught.value.hint
+    assert recover(tmp_path) == 0
+    store = SqliteStore(state, is_network=False, wall=2.0)
+    assert store.queue_id == queue_id
+    store.close()
+    assert len(list(tmp_path.glob("queue.sqlite.damaged-*-wal"))) == has_log
 
 
 def test_a_damaged_name_is_damage_and_costs_nothing(tmp_path, caplog):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sqlite3
 
+import msgspec
 import pytest
 
 from kueue.core import facts as f
 from kueue.core.state import State
 from kueue.errors import StorageError
-from kueue.model import Request, Terms
+from kueue.model import Place, Request, Terms
 from kueue.storage import rows
 from kueue.storage.salvage import salvage
 from kueue.storage.sqlite import SqliteStore
@@ -383,3 +385,30 @@ def test_a_file_with_nothing_in_it_is_told_so(tmp_path):
     with pytest.raises(StorageError, match=r"[Nn]othing"):
         salvage(path, tmp_path / "rescued.sqlite", wall=WALL)
     assert [entry.name for entry in tmp_path.iterdir()] == ["state.sqlite"]
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        {"place": Place("/other")},
+        {"place": Place("/"), "request": Request(cores=7), "terms": Terms(timeout_seconds=60.0)},
+    ],
+)
+def test_what_was_stored_after_a_recovery_is_whole_after_the_next(tmp_path, new):
+    """A finished job without its place gets an empty one; its number must not be that of a content to come."""
+    store = opened(tmp_path / "damaged")
+    store.commit(batch(node_changed(1), submitted(1), next_job=2))
+    store.commit(ending(1))
+    store.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "damaged")) as connection, connection:
+        connection.execute("UPDATE blobs SET body = 'x' WHERE id = (SELECT place FROM finished)")
+    assert len(salvage(tmp_path / "damaged", tmp_path / "saved", wall=WALL).lost) >= 1
+    store = opened(tmp_path / "saved")
+    store.commit(batch(submitted(2, msgspec.structs.replace(job_range(), **new)), next_job=3))
+    before = list(store.replay())
+    store.close()
+    again = salvage(tmp_path / "saved", tmp_path / "again", wall=WALL)
+    assert again.lost == ()
+    store = opened(tmp_path / "again")
+    assert list(store.replay()) == before
+    store.close()
