@@ -28,7 +28,7 @@ from kueue.server.exchange import COMPANIONS, exchange
 from kueue.server.recovery import state_file
 from kueue.storage import rows
 from kueue.storage.backup import Summary, examined, open_alone, sweep_beside
-from kueue.storage.damage import DAMAGE
+from kueue.storage.damage import DAMAGE, words
 from kueue.storage.opening import MAGIC, check_header, open_to_copy
 from kueue.storage.plan import folded
 from kueue.storage.sqlite import SqliteStore
@@ -110,7 +110,7 @@ def _checked(source: Path) -> Summary:
     except OSError as error:
         raise UserError(f"{source} cannot be read: {error.strerror or error}.") from error
     except DAMAGE as error:
-        raise UserError(f"{source} is damaged: {error}.", hint="Take another backup.") from error
+        raise UserError(f"{source} is damaged: {words(error)}.", hint="Take another backup.") from error
 
 
 def _prepare(
@@ -149,7 +149,7 @@ def _named(source: Path, draft: Path) -> Iterator[None]:
         hint = error.hint if "--take-over" in error.hint else "Take another backup."
         raise StorageError(str(error).replace(str(draft), str(source)), hint=hint) from error
     except (*DAMAGE, Bug, LookupError, TypeError, ValueError) as error:  # what is read makes no sense
-        raise StorageError(f"{source} is damaged: {error}.", hint="Take another backup.") from error
+        raise StorageError(f"{source} is damaged: {words(error)}.", hint="Take another backup.") from error
 
 
 def decided(engine: Engine, given: Aggregates | None, wall: float) -> list[AnyFact]:

@@ -11,3 +11,8 @@ DAMAGE = (sqlite3.Error, msgspec.DecodeError, UnicodeDecodeError)
 
 LEFT = "It was left as it is. `kueue_server --recover` saves what can be read into a new file."
 """The hint for those whose server does not start."""
+
+
+def words(error: BaseException) -> str:
+    """What it says; Python 3.10 says nothing where SQLite quotes a damaged name."""
+    return str(error) or "a name in it cannot be read"

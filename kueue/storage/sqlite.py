@@ -25,7 +25,7 @@ from kueue.errors import Bug, DiskFull, StorageError
 from kueue.model import kind_of
 from kueue.storage import backup, rows, schema
 from kueue.storage.blobs import Blobs
-from kueue.storage.damage import DAMAGE, LEFT
+from kueue.storage.damage import DAMAGE, LEFT, words
 from kueue.storage.history import History
 from kueue.storage.limits import BALLAST_BYTES, EVENTS_KEPT, EVENTS_KEPT_SECONDS, REQUESTS_KEPT_SECONDS
 from kueue.storage.opening import Host, Wanted, connect, this_host
@@ -401,7 +401,7 @@ class SqliteStore:
             raise Bug(f"What was decided cannot be written to {self._path}: {error}") from error
 
     def _damaged(self, error: Exception) -> StorageError:
-        return StorageError(f"{self._path} is damaged: {error}", hint=LEFT)
+        return StorageError(f"{self._path} is damaged: {words(error)}", hint=LEFT)
 
     def _sentence(self, error: sqlite3.Error, *, is_write: bool) -> StorageError:
         # Python 3.10 has no error codes; the texts are those of sqlite3_errstr and have not changed since 2004.
@@ -410,7 +410,8 @@ class SqliteStore:
             return _full(self._path)
         if "is locked" in text:
             return _in_use(self._path)
-        if any(sign in text for sign in ("malformed", "not a database", "no such", "Could not decode")):
+        # Without words: those of SQLite quote a damaged name, and Python 3.10 leaves them out.
+        if not text or any(sign in text for sign in ("malformed", "not a database", "no such", "Could not decode")):
             return self._damaged(error)
         # A used-up quota comes as an input/output error that does not say so.
         if is_write and "I/O" in text:

@@ -164,13 +164,14 @@ def test_a_successor_finds_a_process_that_had_to_wait_for_another_one(left):
 
 
 def test_the_run_time_of_a_job_whose_end_is_finished_by_another_runner_is_its_own(desk, bench):
-    desk.start(1, "sh", "-c", "setsid sh -c 'trap \"\" TERM; touch ready; sleep 7066' & read x < gate; exit 7")
     os.mkfifo(bench.work / "gate")
+    desk.start(1, "sh", "-c", "setsid sh -c 'trap \"\" TERM; touch ready; sleep 7066' & read x < gate; exit 7")
     told = desk.expect("Started", 1)
     wait_until((bench.work / "ready").exists)
     age()
     (bench.work / "gate").write_text("\n")
-    wait_until((bench.folder(1) / "main.json").exists)
+    main = bench.folder(1) / "main.json"
+    wait_until(lambda: main.exists() and main.read_bytes())  # made, and then written at once
     both = (bench.keeper(), bench.spawner())
     for pid in both:
         os.kill(pid, signal.SIGSTOP)
