@@ -61,16 +61,21 @@ def exit_status(pidfd: int) -> int | None:
 
 
 def is_locked(path: str) -> bool | None:
-    """Does anybody hold the lock of this file? Looks without taking it. None: that cannot be told."""
+    """Does anybody hold the lock of this file? Looks without taking it. None: there is no such file to look at.
+
+    One that cannot be looked at (no descriptor left, a failing disk) may be held, and counts as that.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError:
+        return True
     try:
         query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         answer = fcntl.fcntl(handle, fcntl.F_OFD_GETLK, query)
     except OSError:
-        return None
+        return True
     finally:
         os.close(handle)
     return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)

@@ -7,7 +7,7 @@ S/runners/<id>/mains-<pid>  which process is whose, see `mains`
 S/runners/<id>/log
 S/spool/<offer>/          the attempts of all runners of this worker
 """
-# ruff: noqa: PTH101, PTH105, PTH106, PTH108, PTH116, PTH208 (pathlib would cost the runner memory)
+# ruff: noqa: PTH101, PTH105, PTH106, PTH108, PTH208 (pathlib would cost the runner memory)
 
 from __future__ import annotations
 
@@ -86,27 +86,13 @@ class Rundir:
         return True
 
     def is_dead(self) -> bool:
-        """Is that known? What is taken for dead is killed: a lock that cannot be looked at (no descriptor left, a
-        failing disk) may be held.
-        """
-        held = is_locked(self.lock)
-        return not held if held is not None else _is_missing(self.lock)
+        return not is_locked(self.lock)
 
     def remove(self) -> None:
         with contextlib.suppress(OSError):
             for name in os.listdir(self.path):
                 os.unlink(f"{self.path}/{name}")
             os.rmdir(self.path)
-
-
-def _is_missing(path: str) -> bool:
-    try:
-        os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        pass
-    return False
 
 
 def others(state: str, own: str) -> list[Rundir]:
