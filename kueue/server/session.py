@@ -96,22 +96,17 @@ class Session(ABC):
         """Until the connection ends. `rest`: what came behind the hello."""
         self.number = self.driver.enter(self)
         failure: KueueError | None = None
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._end_when_told, nursery.cancel_scope)
-                try:
-                    await self.serve(nursery, rest)
-                except KueueError as error:
-                    failure = error  # raised below, outside of the nursery, which would wrap it
-                finally:
-                    # Before the nursery closes: whoever the driver knows may be asked, and then starts a task in it.
-                    self.is_ending = True
-                    self.driver.leave(self)
-                nursery.cancel_scope.cancel()
-        finally:
-            # Also when the server is stopped before `serve` began.
-            self.is_ending = True
-            self.driver.leave(self)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._end_when_told, nursery.cancel_scope)
+            try:
+                await self.serve(nursery, rest)
+            except KueueError as error:
+                failure = error  # raised below, outside of the nursery, which would wrap it
+            finally:
+                # Before the nursery closes: whoever the driver knows may be asked, and then starts a task in it.
+                self.is_ending = True
+                self.driver.leave(self)
+            nursery.cancel_scope.cancel()
         if failure is not None:
             raise failure
 
