@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from kueue import log
@@ -36,12 +37,11 @@ def recover(directory: Path) -> int:
     sweep_beside(source)
     draft = directory / f"recovered-{stamp}.sqlite"
     try:
-        saved = salvage(source, draft, wall=time.time())
-        if not saved.lost and _is_whole(source):
-            raise UserError(f"{source} is whole: there is nothing to recover.", hint="Start kueue_server as usual.")
-        aside = exchange(draft, source, directory / f"{source.name}.damaged-{stamp}")
-    except OSError as error:
-        raise StorageError(f"{source} cannot be recovered: {error}.", hint="It was left as it is.") from error
+        with _told(source):
+            saved = salvage(source, draft, wall=time.time())
+            if not saved.lost and _is_whole(source):
+                raise UserError(f"{source} is whole: there is nothing to recover.", hint="Start kueue_server as usual.")
+            aside = exchange(draft, source, directory / f"{source.name}.damaged-{stamp}")
     finally:
         with contextlib.suppress(OSError):
             draft.unlink()
@@ -61,12 +61,18 @@ def _finish(source: Path, aside: Path) -> None:
     drafts = sorted(source.parent.glob("recovered-*.sqlite"))
     if not drafts:
         raise UserError(f"There is nothing to recover: {source} does not exist.")
-    try:
+    with _told(source):
         exchange(drafts[-1], source, aside)
-    except OSError as error:
-        raise StorageError(f"{source} cannot be recovered: {error}.", hint="It was left as it is.") from error
     sweep_beside(source)
     _log.info("finished the recovery that was interrupted: %s is %s", drafts[-1].name, source)
+
+
+@contextlib.contextmanager
+def _told(source: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{source} cannot be recovered: {error}.", hint="It was left as it is.") from error
 
 
 def _is_whole(source: Path) -> bool:

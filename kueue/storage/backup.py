@@ -33,7 +33,7 @@ from typing import NamedTuple
 from kueue import places, threads
 from kueue.errors import StorageError, UserError
 from kueue.storage import rows
-from kueue.storage.damage import DAMAGE
+from kueue.storage.damage import DAMAGE, words
 from kueue.storage.opening import is_state
 from kueue.storage.room import NO_ROOM
 
@@ -442,7 +442,7 @@ def _told(target: Path) -> Iterator[None]:
     except DAMAGE as error:
         if "is full" in str(error):
             raise _full(target) from error
-        raise UserError(f"The backup {target} cannot be made: {error}.") from error
+        raise UserError(f"The backup {target} cannot be made: {words(error)}.") from error
 
 
 def _rename_new(draft: Path, target: Path) -> None:

@@ -23,7 +23,7 @@ from kueue import places
 from kueue.core.facts import Aggregates
 from kueue.errors import StorageError
 from kueue.storage import schema
-from kueue.storage.damage import DAMAGE, LEFT
+from kueue.storage.damage import DAMAGE, LEFT, words
 
 MAGIC = b"SQLite format 3\0"
 
@@ -123,7 +123,7 @@ def open_to_copy(path: Path) -> sqlite3.Connection:
         connection.close()
         if "locked" in str(error):
             raise StorageError(f"Another program uses {path}", hint="Wait for its end, or stop it.") from error
-        raise StorageError(f"{path} cannot be read: {error}", hint=LEFT) from error
+        raise StorageError(f"{path} cannot be read: {words(error)}", hint=LEFT) from error
     except BaseException:
         connection.close()
         raise

@@ -8,19 +8,10 @@ import pytest
 
 from kueue.protocol import messages as m
 from kueue.server import backup
-from kueue.storage.sqlite import SqliteStore
 from tests.support.file_server import dead_file_server
 from tests.support.served import eventually, serving
 
 pytestmark = pytest.mark.trio
-
-
-@pytest.fixture
-def store(tmp_path):
-    (tmp_path / "state").mkdir()
-    store = SqliteStore(tmp_path / "state" / "queue.sqlite", ballast_bytes=4096)
-    yield store
-    store.close()
 
 
 @pytest.fixture

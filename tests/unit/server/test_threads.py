@@ -12,7 +12,6 @@ import trio
 from kueue.errors import UserError
 from kueue.protocol import messages as m
 from kueue.server.threads import KeptThread, in_thread
-from kueue.storage.sqlite import SqliteStore
 from tests.support.served import eventually, serving
 from tests.support.server_program import end_record
 
@@ -31,14 +30,6 @@ def at_the_limit(monkeypatch):
         monkeypatch.setattr("trio._threads.start_thread_soon", refused)
 
     return begin
-
-
-@pytest.fixture
-def store(tmp_path):
-    (tmp_path / "state").mkdir()
-    store = SqliteStore(tmp_path / "state" / "queue.sqlite", ballast_bytes=4096)
-    yield store
-    store.close()
 
 
 async def test_a_server_that_gets_no_thread_stores_reads_and_looks_as_before(store, at_the_limit):
