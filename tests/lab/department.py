@@ -22,6 +22,7 @@ HOME = f"/home/{USER}"
 STATE = "/var/tmp/kueue"
 BIN = f"{HOME}/venv/bin"
 TOOL = "kueue_restart_workers"
+UP = "Its worker is up."
 CTRL_C = "\003"
 RECHECK_SECONDS = 2.0
 CONNECT_SECONDS = 6.0
@@ -254,6 +255,18 @@ class Department:
 
         self.until(are_up, "all hosts have a worker", seconds=120)
         return {name: self.worker(name) for name in self.names}
+
+    def content(self) -> float:
+        """Wait until the tool has found each worker up: the moment (UTC seconds) from which it can say nothing else.
+
+        What it says just after `all_up` may stand on a word of the server from just before.
+        """
+        mark = time.time()
+
+        def are_found() -> bool:
+            return {look.host for look in self.looks(mark) if look.text.endswith(UP)} == set(self.names)
+
+        return self.until(are_found, "the tool finds all workers up")
 
     # --- waiting -----------------------------------------------------------------------------------------------------
 

@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.lab.cluster import Cluster, NoHost, install
-from tests.lab.department import BIN, RECHECK_SECONDS, Department
+from tests.lab.department import BIN, RECHECK_SECONDS, UP, Department
 from tests.support import wheel
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("three hosts")]
-
-UP = "Its worker is up."
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +63,7 @@ def test_all_hosts_get_a_worker_in_a_detached_session_of_its_own(lab):
 def test_workers_that_live_are_the_same_processes_after_five_rounds(lab):
     before = lab.all_up()
     sessions = [lab.sessions(name) for name in lab.names]
-    begun = time.time()
+    begun = lab.content()
 
     def rounds():
         seen = Counter(look.host for look in lab.looks(begun) if look.text.endswith(UP))
@@ -192,8 +190,7 @@ def test_an_unplugged_host_delays_no_other(lab):
 
 def test_the_status_is_true(lab):
     before = lab.all_up()
-    mark = time.time()
-    lab.until(lambda: {look.host for look in lab.looks(mark)} == set(lab.names), "a round")
+    lab.content()
     code, said, complaints = lab.tool("--status", "--json")
     assert (code, complaints) == (0, "")
     found = json.loads(said)
