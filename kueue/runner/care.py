@@ -9,7 +9,8 @@ from kueue.runner.kin import TICKS
 from kueue.runner.policy import Finish, Terms
 from kueue.runner.spool import Record
 
-MIRRORED = ("pid", "start", "executed", "started_wall", "started_at", "note", "exit")
+IDENTITY = ("job", "queue_id", "tag", "memo", "cgroup", "ordered_wall")
+MIRRORED = (*IDENTITY, "pid", "start", "executed", "started_wall", "started_at", "note", "exit")
 
 
 @dataclass
@@ -63,6 +64,11 @@ class Care:
             self.started_wall = wall - (at - self.started_at)
         elif self.started_wall is None:
             self.started_wall = self.ordered_wall or wall
+
+    def start_record(self, terms: Terms, runner: str) -> Record:
+        """``start.json``. `runner`: who looks after the attempt."""
+        who = {name: getattr(self, name) for name in IDENTITY}
+        return {"offer": self.offer, **who, **vars(terms), "runner": runner}
 
     def mirror(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in MIRRORED}

@@ -109,19 +109,8 @@ class Clerk:
             care = Care(offer, order["job"], order["queue_id"], tag, order.get("memo", ""), line=line)
             care.ordered_wall = time.time()
             care.cgroup = cgroup.fresh_directory(self._keeper.settings.cgroup, offer)
-            record = {
-                "offer": offer,
-                "job": care.job,
-                "queue_id": care.queue_id,
-                "tag": tag,
-                "cgroup": care.cgroup,
-                "runner": self._keeper.rundir.runner,
-                "memo": care.memo,
-                "ordered_wall": care.ordered_wall,
-                **vars(terms),
-            }
             try:
-                self._keeper.spool.begin(offer, record)
+                self._keeper.spool.begin(offer, care.start_record(terms, self._keeper.rundir.runner))
             except NumberInUse:
                 actions = self._keeper.policy.start_refused(
                     offer, "an attempt of this number is in the spool already", now

@@ -60,7 +60,7 @@ class Spool:
                 self._move_aside(folder)
                 os.mkdir(folder, 0o700)
         except FileNotFoundError:
-            # As in `write_exit`, of the whole spool.
+            # As in `_write_whole`, of the whole spool.
             os.makedirs(folder, 0o700)
         try:
             self._write(f"{folder}/{START}", record)
@@ -72,20 +72,14 @@ class Spool:
     def claim(self, offer: int, record: Record, runner: str) -> None:
         """The attempt is now looked after by this runner."""
         with contextlib.suppress(OSError):  # full disk: then the next one may claim it as well, nothing runs by then
-            whole_file.write(f"{self.folder(offer)}/{START}", _encoded({**record, "runner": runner}))
+            self._write_whole(offer, START, {**record, "runner": runner})
 
     def write_main(self, offer: int, record: Record) -> None:
         with contextlib.suppress(OSError):  # full disk: the same goes to the keeper in a message
             self._write(f"{self.folder(offer)}/{MAIN}", record)
 
     def write_exit(self, offer: int, record: Record) -> None:
-        path = f"{self.folder(offer)}/{EXIT}"
-        try:
-            whole_file.write(path, _encoded(record))
-        except FileNotFoundError:
-            # Somebody, perhaps the job, has removed the directory: its end is told all the same.
-            os.makedirs(self.folder(offer), 0o700, exist_ok=True)
-            whole_file.write(path, _encoded(record))
+        self._write_whole(offer, EXIT, record)
 
     def write_not_started(self, offer: int, record: Record) -> None:
         with contextlib.suppress(OSError):  # full disk: the same goes to the spawner through a pipe
@@ -135,6 +129,15 @@ class Spool:
                 record = self.read(int(name), START)
                 if record is not None:
                     yield int(name), record
+
+    def _write_whole(self, offer: int, name: str, record: Record) -> None:
+        path = f"{self.folder(offer)}/{name}"
+        try:
+            whole_file.write(path, _encoded(record))
+        except FileNotFoundError:
+            # Somebody, perhaps the job, has removed the directory: the attempt is known all the same.
+            os.makedirs(self.folder(offer), 0o700, exist_ok=True)
+            whole_file.write(path, _encoded(record))
 
     @staticmethod
     def _move_aside(folder: str) -> None:

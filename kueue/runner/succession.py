@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from kueue.runner.keeper import Keeper
 
 
-UNREADABLE_SECONDS = 0.5  # between looks at a spool that cannot be read
-
-
 def take_over(keeper: Keeper, spawner: Spawner) -> None:
     """Go on for a keeper that died. We were its spawner: its mirror and our children are all there is."""
     now = boottime()
@@ -37,24 +34,34 @@ def take_over(keeper: Keeper, spawner: Spawner) -> None:
     keeper.server_watch = ServerWatch(bytes.fromhex(path).decode("utf-8", "surrogateescape"), seconds)
     keeper.server_watch.plan(keeper.policy, now)
     keeper.reviver.adopt(mirror.get("reviver") or {}, now)
-    rows = mirror.get("rows") or {}
-    mine = [(offer, record) for offer, record in _starts(keeper) if record.get("runner") == keeper.rundir.runner]
+    rows = {int(offer): row for offer, row in (mirror.get("rows") or {}).items()}
+    written, mirrored = _starts(keeper), _mirrored(keeper, rows)
+    for offer in mirrored.keys() - written.keys():
+        keeper.log(f"the record of attempt {offer} is lost: it goes on from memory")
+        keeper.spool.claim(offer, mirrored[offer], keeper.rundir.runner)
     # Oldest first: what waits in a line is given back when it comes up, before any that waits behind it is known.
-    for offer, record in sorted(mine, key=_offer):
-        _adopt(keeper, offer, record, rows.get(str(offer)), spawner)
+    for offer, record in sorted({**mirrored, **written}.items(), key=_offer):
+        _adopt(keeper, offer, record, rows.get(offer), spawner)
 
 
-def _starts(keeper: Keeper) -> list[tuple[int, Record]]:
-    """Where the spool cannot be read we wait until it can: if we ended, nobody would look after our children."""
-    is_told = False
-    while True:
-        try:
-            return list(keeper.spool.starts())
-        except OSError as error:
-            if not is_told:
-                keeper.log(f"the spool cannot be read: {error}")
-            is_told = True
-        time.sleep(UNREADABLE_SECONDS)
+def _starts(keeper: Keeper) -> dict[int, Record]:
+    """Our attempts by offer, as far as the spool can be read. What the mirror lacks as well has not begun."""
+    own = keeper.rundir.runner
+    try:
+        return {offer: record for offer, record in keeper.spool.starts() if record.get("runner") == own}
+    except OSError as error:
+        keeper.log(f"the spool cannot be read: {error}")
+        return {}
+
+
+def _mirrored(keeper: Keeper, rows: dict[int, dict[str, Any]]) -> dict[int, Record]:
+    """The same from the mirror: the disk may have lost a record, or the job removed it, and the job goes on."""
+    known = {}
+    for offer, row in rows.items():
+        if row["policy"] is not None:
+            care = Care.from_start(offer, row["care"])
+            known[offer] = care.start_record(terms_of(row["policy"]["terms"]), keeper.rundir.runner)
+    return known
 
 
 def _offer(entry: tuple[int, Record]) -> int:

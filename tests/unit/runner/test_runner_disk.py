@@ -1,12 +1,14 @@
 """A disk that is full or broken: nobody dies of it, nothing is left behind, and what is told stays true."""
 
 import errno
+import json
 import os
 import resource
+import shutil
 import signal
 
 import pytest
-from runner_bench import is_alive, wait_until
+from runner_bench import QUEUE, is_alive, wait_until
 
 from kueue.runner.keeper import Keeper, Settings
 from kueue.runner.mirror import OURSELVES
@@ -97,20 +99,42 @@ def unreadable(bench):
     return hide
 
 
-def test_whoever_takes_over_where_the_spool_cannot_be_read_waits_until_it_can(desk, bench, unreadable):
+def test_whoever_takes_over_where_the_spool_cannot_be_read_keeps_the_jobs_and_tells_of_them_when_it_can(
+    desk, bench, unreadable
+):
     desk.start(1, "sh", "-c", WAIT)
     desk.expect("Started", 1)
     keeper, successor = bench.keeper(), bench.spawner()
-    log = bench.state / "runners" / "one" / "log"
     restore = unreadable()
     os.kill(keeper, signal.SIGKILL)
-    wait_until(lambda: "the spool cannot be read" in log.read_text())
-    restore()
     wait_until(lambda: bench.keeper() == successor)
     (bench.work / "go").touch()
     again = bench.attach()
     (state,) = again.attached["attempts"]
-    assert (state["end"] or again.end(1))["outcome"] == {"type": "exited", "code": 7}
+    assert (state["offer"], state["end"]) == (1, None)
+    log = bench.state / "runners" / "one" / "log"
+    wait_until(lambda: "the record of attempt 1 cannot be written" in log.read_text())
+    restore()
+    assert again.end(1)["outcome"] == {"type": "exited", "code": 7}
+
+
+@pytest.mark.parametrize("lost", ["start.json", "."])
+def test_an_attempt_whose_record_is_lost_is_kept_when_its_keeper_dies(desk, bench, lost):
+    desk.start(1, "sh", "-c", WAIT)
+    desk.expect("Started", 1)
+    if lost == ".":
+        shutil.rmtree(bench.folder(1))
+    else:
+        (bench.folder(1) / lost).unlink()
+    keeper, successor = bench.keeper(), bench.spawner()
+    os.kill(keeper, signal.SIGKILL)
+    wait_until(lambda: bench.keeper() == successor)
+    again = bench.attach()
+    (state,) = again.attached["attempts"]
+    assert (state["offer"], state["job"], state["queue_id"]) == (1, 1, QUEUE)
+    assert json.loads((bench.folder(1) / "start.json").read_text())["runner"] == "one"
+    (bench.work / "go").touch()
+    assert again.end(1)["outcome"] == {"type": "exited", "code": 7}
 
 
 def test_what_another_runner_left_is_taken_in_once_it_can_be_read(desk, bench, unreadable):
