@@ -18,10 +18,11 @@ from kueue import __version__, log
 from kueue.core.engine import Engine
 from kueue.core.queue import Turn
 from kueue.core.settings import Settings
-from kueue.errors import DiskFull
+from kueue.errors import DiskFull, StorageError
 from kueue.model import Now
 from kueue.server.batch import Pending
 from kueue.server.threads import KeptThread
+from kueue.storage.damage import LEFT, SENSELESS, words
 from kueue.storage.store import Store
 
 T = TypeVar("T")
@@ -78,7 +79,12 @@ class Ledger:
 
     def _replayed(self) -> Engine:
         engine = Engine(self.settings, queue_id=self.store.queue_id, version=__version__)
-        engine.replay(self.store.aggregates(), self.store.replay())
+        try:
+            engine.replay(self.store.aggregates(), self.store.replay())
+        except SENSELESS as error:
+            raise StorageError(
+                f"The state of queue {self.store.queue_id} is damaged: {words(error)}.", hint=LEFT
+            ) from error
         return engine
 
     def opened(self) -> None:

@@ -22,13 +22,13 @@ from kueue import __version__, places
 from kueue.core.engine import Engine
 from kueue.core.facts import Aggregates, AnyFact, JobHeld, NumbersRaised, TimeoutChanged
 from kueue.core.settings import Settings
-from kueue.errors import Bug, DiskFull, KueueError, StorageError, UserError
+from kueue.errors import DiskFull, KueueError, StorageError, UserError
 from kueue.model import JobState
 from kueue.server.exchange import COMPANIONS, exchange
 from kueue.server.recovery import state_file
 from kueue.storage import rows
 from kueue.storage.backup import Summary, examined, open_alone, sweep_beside
-from kueue.storage.damage import DAMAGE, words
+from kueue.storage.damage import DAMAGE, SENSELESS, words
 from kueue.storage.opening import MAGIC, check_header, open_to_copy
 from kueue.storage.plan import folded
 from kueue.storage.sqlite import SqliteStore
@@ -148,7 +148,7 @@ def _named(source: Path, draft: Path) -> Iterator[None]:
         # Only the word about another host has a way out of its own.
         hint = error.hint if "--take-over" in error.hint else "Take another backup."
         raise StorageError(str(error).replace(str(draft), str(source)), hint=hint) from error
-    except (*DAMAGE, Bug, LookupError, TypeError, ValueError) as error:  # what is read makes no sense
+    except (*DAMAGE, *SENSELESS) as error:
         raise StorageError(f"{source} is damaged: {words(error)}.", hint="Take another backup.") from error
 
 

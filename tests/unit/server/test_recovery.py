@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from pathlib import Path
 
 import pytest
+import trio
 
 from kueue import places
+from kueue.core.settings import Settings
 from kueue.errors import StorageError, UserError
+from kueue.model import JobState, Now
+from kueue.server.ledger import Ledger
 from kueue.server.recovery import recover, state_file
 from kueue.storage.sqlite import SqliteStore
+from tests.support.storage_rows import WALL, batch, job_range, node_changed, offered, started, submitted
 
 
 def test_a_journal_left_by_the_damaged_state_goes_aside_with_it(tmp_path):
@@ -119,3 +126,33 @@ def test_a_damaged_name_is_damage_and_costs_nothing(tmp_path, caplog):
     assert recover(tmp_path) == 0
     assert "lost" not in caplog.text
     SqliteStore(state_file(tmp_path), is_network=False, wall=2.0).close()
+
+
+def test_a_state_whose_facts_contradict_each_other_is_damaged_not_a_bug_and_is_recovered(tmp_path):
+    """One row is gone: a job has started whose offer nobody made."""
+    store = SqliteStore(state_file(tmp_path), wall=lambda: WALL)
+    store.commit(batch(node_changed(1), submitted(1, job_range(2)), offered(1, 1), next_job=3, next_offer=2))
+    store.commit(batch(started(1, 1), next_job=3, next_offer=2))
+    store.close()
+    with contextlib.closing(sqlite3.connect(state_file(tmp_path))) as connection, connection:
+        connection.execute("DELETE FROM live WHERE seq = (SELECT min(seq) FROM live)")
+    with pytest.raises(StorageError, match=r"is damaged: a job that is pending cannot meet .*job=1") as caught:
+        load(tmp_path)
+    assert "--recover" in caught.value.hint
+    assert recover(tmp_path) == 0
+    assert {job.id: job.state for job in load(tmp_path).state.jobs.values()} == {
+        1: JobState.HELD,
+        2: JobState.HELD,
+    }
+
+
+def load(folder):
+    """The engine as a server that starts makes it."""
+    store = SqliteStore(state_file(folder), wall=lambda: WALL)
+    ledger = Ledger(store, Settings(), lambda: Now(0.0, WALL), lambda _: None)
+    try:
+        trio.run(ledger.rebuild)
+        return ledger.engine
+    finally:
+        ledger.close()
+        store.close()
