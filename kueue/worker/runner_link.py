@@ -229,8 +229,14 @@ class RunnerSet:
             found.put(order)
 
     async def _flush(self) -> None:
-        for runner in list(self._runners.values()):
-            await runner.flush()
+        """One that takes nothing for a while keeps no other from its orders."""
+        match list(self._runners.values()):
+            case [runner]:  # nearly always, and a nursery costs more than the write
+                await runner.flush()
+            case runners:
+                async with trio.open_nursery() as nursery:
+                    for runner in runners:
+                        nursery.start_soon(runner.flush)
 
     @property
     def up(self) -> int:

@@ -16,8 +16,10 @@ from kueue.model import Canceled, Exited
 from kueue.runner.kernel import is_locked
 from kueue.runner.tree import Scanner, status, tag_of
 from kueue.worker import runner_link
+from kueue.worker.attachment import Attachment
 from kueue.worker.handed_over import start_records
 from kueue.worker.known import Memo, write_memo
+from kueue.worker.one_runner import Runner
 from kueue.worker.orders import (
     Attached,
     Changed,
@@ -337,6 +339,27 @@ async def test_nothing_waits_in_a_line_behind_an_attempt_that_another_runner_has
         assert (await hear(link, Ended, 2)).end.outcome == Exited(7)
         await link.send(lab.order(6, "true", line=1))
         await hear(link, Ended, 6)
+
+
+async def test_a_runner_that_takes_nothing_keeps_no_other_from_its_orders(tmp_path):
+    link = RunnerSet(tmp_path, str(tmp_path))
+    ends = {}
+    for name in ("mute", "well"):
+        ours, ends[name] = trio.socket.socketpair()
+        runner = link._runners[name] = Runner(tmp_path / name)
+        runner.connection = Attachment(trio.SocketStream(ours), PATIENCE_SECONDS * 2)
+        if name == "mute":
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    os.write(ours.fileno(), bytes(65536))
+    with trio.fail_after(PATIENCE_SECONDS):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.send, SetLease(deadline_boottime=17.0))
+            assert b"17.0" in await ends["well"].recv(1000)
+            nursery.cancel_scope.cancel()
+    for name, theirs in ends.items():
+        theirs.close()
+        await link._runners[name].connection.close()
 
 
 async def test_a_state_directory_with_a_very_long_path_works(lab):
