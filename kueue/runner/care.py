@@ -10,7 +10,7 @@ from kueue.runner.policy import Finish, Terms
 from kueue.runner.spool import Record
 
 IDENTITY = ("job", "queue_id", "tag", "memo", "cgroup", "ordered_wall")
-MIRRORED = (*IDENTITY, "pid", "start", "executed", "started_wall", "started_at", "note", "exit")
+MIRRORED = (*IDENTITY, "pid", "start", "executed", "started_wall", "started_at", "note", "exit", "end")
 
 
 @dataclass

@@ -79,8 +79,7 @@ class Clerk:
             case "WithdrawOrder":
                 self._keeper.do(self._keeper.policy.withdraw(order["offer"], now), answers=True)
             case "ForgetAttempts":
-                for offer in order["offers"]:
-                    self._forget(offer)
+                self._forget(order["offers"])
             case "Inherit":
                 if self._keeper.inherit():  # else no answer: the worker asks again
                     self._describe()
@@ -131,10 +130,14 @@ class Clerk:
         is_leaving = {"leaving": True} if self._keeper.policy.is_leaving else {}
         self._keeper.desk.tell("Refused", offer=offer, reason=reason, **is_leaving)
 
-    def _forget(self, offer: int) -> None:
-        if offer not in self._keeper.ends.unwritten and self._keeper.policy.forget(offer):
+    def _forget(self, offers: list[int]) -> None:
+        unwritten, policy = self._keeper.ends.unwritten, self._keeper.policy
+        forgotten = [offer for offer in offers if offer not in unwritten and policy.forget(offer)]
+        for offer in forgotten:
             self._keeper.cares.pop(offer, None)
-            self._keeper.mirror.changed.add(offer)
+        self._keeper.mirror.changed.update(forgotten)
+        self._keeper.mirror.send()  # whoever takes over must not take their records for lost
+        for offer in forgotten:
             self._keeper.ends.drop_records(offer)
 
     def say(self, tell: Tell, answers: bool) -> None:

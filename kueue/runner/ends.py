@@ -41,6 +41,7 @@ class Ends:
             return
         del self.unwritten[care.offer]
         care.end = record
+        self._keeper.mirror.changed.add(care.offer)
         self.drop_tree(care)
         self._keeper.clerk.tell_end(care)
 

@@ -2,7 +2,7 @@
 
 It touches ``/proc``, its cgroup, the local spool and its sockets, never a path of a user: nothing can hang it. The
 spawner, its child, makes and reaps the processes; when the spawner dies they become the keeper's own children, when the
-keeper dies the spawner goes on as keeper, from the mirror that it was sent before each action.
+keeper dies the spawner goes on as keeper, from the mirror that it is sent.
 """
 
 from __future__ import annotations
@@ -102,8 +102,12 @@ class Keeper:
 
     # -- life
 
-    def run(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Keep until there is nothing left. `ready` is called when workers can attach."""
+    def run(self, ready: Callable[[], None] = lambda: None, *, begins: bool = False) -> None:
+        """Keep until there is nothing left. `ready` is called when workers can attach.
+
+        `begins`: a runner is being started, and whoever starts it is told of what goes wrong: raises `OSError`. Who has
+        taken over goes on with what it has.
+        """
         be_subreaper()
         name_process("kueue-keeper")
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -111,10 +115,12 @@ class Keeper:
         signal.signal(signal.SIGTERM, self._asked_to_leave)
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
         self.selector.register(self.wake_read, selectors.EVENT_READ)
-        begins = not self.cares  # whoever started us is told of what goes wrong; who took over keeps what it has
         self._open_desk(is_needed=begins)
+        if begins:
+            self.inherit(is_needed=True)  # as long as there is no spawner that would take over when it fails
         self.spawners.make()
-        self.inherit(is_needed=begins)
+        if not begins:
+            self.inherit()
         os.write(self.wake_write, b"!")  # children that ended before we took over have sent their signal already
         ready()
         self.log(f"keeper of runner {self.rundir.runner}, version {self.settings.version}")

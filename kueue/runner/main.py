@@ -62,7 +62,7 @@ def run(settings: Settings, *, is_delegated: bool) -> int:
     if is_delegated:
         settings = replace(settings, cgroup=cgroup.divide())
     try:
-        Keeper(settings, lock).run(lambda: _say_ready(ready_write))
+        Keeper(settings, lock).run(lambda: _say_ready(ready_write), begins=True)
     except BaseException as error:
         Log(place.log)(f"the keeper failed: {type(error).__name__}: {error}")
         raise

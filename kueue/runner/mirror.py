@@ -1,4 +1,8 @@
-"""The mirror: what a spawner has to know to go on as keeper, sent to it before each action."""
+"""The mirror: what a spawner has to know to go on as keeper.
+
+It is sent with each turn, before a signal, and before records are dropped. An order to start goes before its row: then
+there is a record, or what the spawner itself has made.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,14 +11,17 @@ from kueue.runner import cgroup
 from kueue.runner.care import Care, terms_of
 from kueue.runner.children import boottime
 from kueue.runner.mains import read_mains
-from kueue.runner.rundir import Rundir, others
+from kueue.runner.rundir import others
 from kueue.runner.server_watch import ServerWatch
 from kueue.runner.spawner import Spawner
 from kueue.runner.spool import EXIT, MAIN, Record
-from kueue.runner.tree import status
+from kueue.runner.tree import is_same, read_tag, status
 
 if TYPE_CHECKING:
     from kueue.runner.keeper import Keeper
+
+UNKNOWN_SECONDS = 1.0
+"""How long a keeper may wait for what it has killed; nothing else is done meanwhile."""
 
 
 def take_over(keeper: Keeper, spawner: Spawner) -> None:
@@ -35,7 +39,7 @@ def take_over(keeper: Keeper, spawner: Spawner) -> None:
     keeper.server_watch.plan(keeper.policy, now)
     keeper.reviver.adopt(mirror.get("reviver") or {}, now)
     rows = {int(offer): row for offer, row in (mirror.get("rows") or {}).items()}
-    written, mirrored = _starts(keeper), _mirrored(keeper, rows)
+    written, mirrored = _starts(keeper), _mirrored(keeper, rows, spawner)
     for offer in mirrored.keys() - written.keys():
         keeper.log(f"the record of attempt {offer} is lost: it goes on from memory")
         keeper.spool.claim(offer, mirrored[offer], keeper.rundir.runner)
@@ -45,7 +49,7 @@ def take_over(keeper: Keeper, spawner: Spawner) -> None:
 
 
 def _starts(keeper: Keeper) -> dict[int, Record]:
-    """Our attempts by offer, as far as the spool can be read. What the mirror lacks as well has not begun."""
+    """Our attempts by offer, as far as the spool can be read."""
     own = keeper.rundir.runner
     try:
         return {offer: record for offer, record in keeper.spool.starts() if record.get("runner") == own}
@@ -54,12 +58,16 @@ def _starts(keeper: Keeper) -> dict[int, Record]:
         return {}
 
 
-def _mirrored(keeper: Keeper, rows: dict[int, dict[str, Any]]) -> dict[int, Record]:
-    """The same from the mirror: the disk may have lost a record, or the job removed it, and the job goes on."""
+def _mirrored(keeper: Keeper, rows: dict[int, dict[str, Any]], spawner: Spawner) -> dict[int, Record]:
+    """The same from the mirror, of what has begun or ended: a disk may have lost a record, or the job removed it, and
+    the job goes on. Of what was only ordered there is nothing to look after.
+    """
     known = {}
     for offer, row in rows.items():
-        if row["policy"] is not None:
-            care = Care.from_start(offer, row["care"])
+        care = Care.from_start(offer, row["care"])
+        care.adopt(row["care"])
+        has_begun = care.pid is not None or offer in spawner.pids or offer in spawner.ends
+        if row["policy"] is not None and (has_begun or care.end is not None):
             known[offer] = care.start_record(terms_of(row["policy"]["terms"]), keeper.rundir.runner)
     return known
 
@@ -70,10 +78,9 @@ def _offer(entry: tuple[int, Record]) -> int:
 
 def _is_over(keeper: Keeper, care: Care) -> bool:
     """Its end was written down already; then it is only kept until that was acknowledged."""
-    end = keeper.spool.read(care.offer, EXIT)
+    end = care.end = keeper.spool.read(care.offer, EXIT) or care.end
     if end is None:
         return False
-    care.end = end
     care.executed = end["started_wall"] is not None
     care.started_wall = end["started_wall"]
     keeper.policy.over(care.offer, end["outcome"]["type"] == "lost")
@@ -83,12 +90,13 @@ def _is_over(keeper: Keeper, care: Care) -> bool:
 
 def _adopt(keeper: Keeper, offer: int, record: Record, row: dict[str, Any] | None, spawner: Spawner) -> None:
     care = Care.from_start(offer, record)
+    if row is not None and row["policy"] is not None:
+        care.adopt(row["care"])
     keeper.take_in(care)
     if _is_over(keeper, care):
         return
     if row is not None and row["policy"] is not None:
         keeper.policy.adopt(row["policy"])
-        care.adopt(row["care"])
         if care.pid is not None and care.start:
             keeper.scanner.know_main(care.tag, care.pid, care.start)
     else:
@@ -132,17 +140,17 @@ def _know_main(keeper: Keeper, care: Care, main: Sequence[int]) -> None:
 def inherit(keeper: Keeper) -> None:
     """Take in what runners have left that are dead: kill it, prove it gone, report it."""
     own = keeper.rundir.runner
-    made: dict[str, dict[int, tuple[int, int]]] = {}
-    dead = {place.runner: place for place in others(keeper.rundir.state, own)}
-    alive = {name for name, place in dead.items() if not place.is_dead()}
+    places = {place.runner: place for place in others(keeper.rundir.state, own)}
+    dead = {name: place for name, place in places.items() if place.is_dead()}
+    alive = places.keys() - dead.keys()
+    made = {name: read_mains(place.path) for name, place in dead.items()}
+    recorded = set()
     for offer, record in keeper.spool.starts():
+        recorded.add(offer)
         if record.get("runner") in alive or offer in keeper.cares or offer in keeper.ends.undropped:
             continue
         keeper.log(f"attempt {offer} was left behind by runner {record.get('runner')}")
-        name = str(record.get("runner"))
-        if name not in made:
-            made[name] = read_mains(Rundir(keeper.rundir.state, name).path)
-        noted = made[name].get(offer)
+        noted = made.get(str(record.get("runner")), {}).get(offer)
         main = noted or record.get("main") or (0, 0)
         care = Care.from_start(offer, record)
         care.exit = keeper.spool.read(offer, MAIN)
@@ -162,5 +170,19 @@ def inherit(keeper: Keeper) -> None:
         known = (care.exit["code"], care.exit["signal"]) if care.exit else None
         keeper.do(keeper.policy.inherit(offer, terms_of(record), known, boottime()))
     for name, place in dead.items():
-        if name not in alive:
-            place.remove()
+        for offer, (pid, start) in made[name].items():
+            if offer not in recorded and is_same(pid, start):
+                _end_unknown(keeper, offer, pid)
+        place.remove()
+
+
+def _end_unknown(keeper: Keeper, offer: int, pid: int) -> None:
+    """End what a dead runner has made and has no record any more: the worker calls it gone when we have answered."""
+    tag = read_tag(pid)
+    if tag is None:
+        return
+    keeper.log(f"attempt {offer} was left behind without a record: it is killed")
+    end = boottime() + UNKNOWN_SECONDS
+    while keeper.scanner.signal_tree(tag, signal.SIGKILL, pid).living and boottime() < end:
+        time.sleep(0.01)
+    keeper.scanner.forget(tag)

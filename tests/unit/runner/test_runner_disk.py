@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
 
 import pytest
 from runner_bench import QUEUE, is_alive, wait_until
@@ -135,6 +136,77 @@ def test_an_attempt_whose_record_is_lost_is_kept_when_its_keeper_dies(desk, benc
     assert json.loads((bench.folder(1) / "start.json").read_text())["runner"] == "one"
     (bench.work / "go").touch()
     assert again.end(1)["outcome"] == {"type": "exited", "code": 7}
+
+
+def test_a_runner_without_attempts_that_cannot_read_the_spool_is_followed_by_one_successor(desk, bench, unreadable):
+    keeper, successor = bench.keeper(), bench.spawner()
+    restore = unreadable()
+    os.kill(keeper, signal.SIGKILL)
+    wait_until(lambda: bench.keeper() == successor)
+    again = bench.attach()
+    restore()
+    again.lease()
+    assert again.run(1, "sh", "-c", "exit 3")["outcome"] == {"type": "exited", "code": 3}
+    assert (bench.state / "runners" / "one" / "log").read_text().count("taking over") == 1
+
+
+def test_a_runner_that_cannot_begin_leaves_nobody(bench):
+    """Its spawner would take over from it, fail as well, and so on."""
+    dead = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+    spool = bench.state / "spool"
+    spool.symlink_to(f"/proc/{dead.pid}/net")  # a directory that cannot be listed, by nobody
+    try:
+        with pytest.raises(AssertionError, match="returncode=3"):
+            bench.start_runner("two")
+        wait_until(lambda: not bench.is_locked("two"))
+    finally:
+        spool.unlink()
+        dead.wait()
+    log = (bench.state / "runners" / "two" / "log").read_text()
+    assert ("the keeper failed" in log, "taking over" in log) == (True, False)
+    (bench.state / "runners" / "two" / "log").unlink()
+
+
+def test_forgotten_attempts_do_not_come_back_when_the_keeper_dies_while_it_drops_their_records(desk, bench):
+    offers = list(range(1, 101))
+    for offer in offers:
+        desk.start(offer, "true")
+    for offer in offers:
+        desk.end(offer)
+    keeper, successor = bench.keeper(), bench.spawner()
+    desk.send("ForgetAttempts", offers=offers)
+    wait_until(lambda: not (bench.folder(1) / "start.json").exists())
+    os.kill(keeper, signal.SIGSTOP)
+    left = {offer for offer in offers if (bench.folder(offer) / "start.json").exists()}
+    os.kill(keeper, signal.SIGKILL)
+    wait_until(lambda: bench.keeper() == successor)
+    assert {state["offer"] for state in bench.attach().attached["attempts"]} <= left
+
+
+def test_an_end_whose_record_is_lost_is_told_as_it_was_by_each_successor(desk, bench):
+    desk.run(1, "sh", "-c", "exit 7")
+    for _ in range(2):
+        shutil.rmtree(bench.folder(1))
+        keeper, successor = bench.keeper(), bench.spawner()
+        os.kill(keeper, signal.SIGKILL)
+        wait_until(lambda successor=successor: bench.keeper() == successor)
+        (state,) = bench.attach().attached["attempts"]
+        assert state["end"]["outcome"] == {"type": "exited", "code": 7}
+
+
+def test_what_a_dead_runner_has_made_is_ended_also_without_a_record(desk, bench):
+    desk.start(1, "sh", "-c", WAIT)
+    desk.expect("Started", 1)
+    shutil.rmtree(bench.folder(1))
+    pids = [bench.keeper(), bench.spawner()]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            os.kill(pid, number)
+    wait_until(lambda: not bench.is_locked())
+    assert bench.tree(1)
+    assert bench.start_runner("two").attached["attempts"] == []
+    assert bench.tree(1) == []
 
 
 def test_what_another_runner_left_is_taken_in_once_it_can_be_read(desk, bench, unreadable):
