@@ -47,23 +47,29 @@ class Attachment:
         _encoder.encode_into(order, self._waiting, -1)
         self._waiting += b"\n"
 
-    async def flush(self) -> None:
-        """Returns when all that was put is written, or the connection is broken: its reader sees the same."""
+    def write_some(self) -> bool:
+        """Write what the socket takes at once, nearly always all. False: somebody has to `flush` the rest."""
         if self._waiting and not self._writing.locked():
-            # Nearly always the socket takes it all; a turn of the loop would cost more than the write.
+            # A turn of the loop would cost more than the write.
             with contextlib.suppress(OSError):
                 del self._waiting[: os.write(self._stream.socket.fileno(), self._waiting)]
+        return not self._waiting or self._writing.locked()
+
+    async def flush(self) -> None:
+        """Returns when all that was put is written, or the connection is broken: its reader sees the same."""
+        self.write_some()
         if not self._waiting:
             return
         async with self._writing:
-            data, self._waiting = self._waiting, bytearray()
-            try:
-                with trio.move_on_after(self._patience_seconds) as limit:
-                    await self._stream.send_all(data)
-                if limit.cancelled_caught:
-                    await self.close()
-            except (trio.BrokenResourceError, trio.ClosedResourceError) as problem:
-                _log.debug("%s", problem)
+            while self._waiting:
+                data, self._waiting = self._waiting, bytearray()
+                try:
+                    with trio.move_on_after(self._patience_seconds) as limit:
+                        await self._stream.send_all(data)
+                    if limit.cancelled_caught:
+                        await self.close()
+                except (trio.BrokenResourceError, trio.ClosedResourceError) as problem:
+                    _log.debug("%s", problem)
 
     async def events(self) -> AsyncGenerator[list[Event], None]:
         """What came with each read, until the end; what a newer runner says and we do not know is skipped.

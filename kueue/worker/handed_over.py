@@ -7,12 +7,8 @@ Rules
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -34,6 +30,7 @@ from kueue.worker.orders import (
     Withdrawn,
     WithdrawOrder,
 )
+from kueue.worker.runner_disk import StartRecord
 
 
 @dataclass
@@ -61,10 +58,6 @@ def line_of(state: AttemptState) -> tuple[str, int] | None:
     """As in `Handed`, from the memo that its runner keeps."""
     line = read_memo(state.memo).line
     return None if line is None else (state.queue_id, line)
-
-
-StartRecord = tuple[int, dict[str, Any]]
-"""Offer, and what its runner wrote down before it made the process."""
 
 
 class HandedOver(dict[int, Handed]):
@@ -199,19 +192,3 @@ def _told_again(state: AttemptState) -> Iterator[Event]:
         yield Gone(offer=state.offer, job=state.job, queue_id=state.queue_id, reason=state.note)
     elif state.started_wall is not None:
         yield Started(offer=state.offer, job=state.job, started_wall=state.started_wall)
-
-
-def start_records(spool: Path) -> list[StartRecord]:
-    """Those of all attempts whose end was not acknowledged. Blocks on the disk: kept output may be in 100,000 folders,
-    each of which is looked into.
-    """
-    return list(_start_records(spool))
-
-
-def _start_records(spool: Path) -> Iterator[StartRecord]:
-    for folder in spool.iterdir() if spool.is_dir() else ():
-        if folder.name.isdecimal():
-            with contextlib.suppress(OSError, ValueError):
-                record = json.loads((folder / "start.json").read_bytes())
-                if isinstance(record, dict) and {"job", "queue_id", "runner"} <= record.keys():
-                    yield int(folder.name), record

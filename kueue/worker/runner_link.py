@@ -23,11 +23,11 @@ from pathlib import Path
 import msgspec
 import trio
 
-from kueue import places, threads
+from kueue import threads
 from kueue.errors import KueueError
 from kueue.model import to_os_text
-from kueue.worker.attachment import Mute, attach
-from kueue.worker.handed_over import Handed, HandedOver, StartRecord, start_records
+from kueue.worker.attachment import Attachment, Mute, attach
+from kueue.worker.handed_over import Handed, HandedOver
 from kueue.worker.one_runner import Runner
 from kueue.worker.orders import (
     Attach,
@@ -48,6 +48,7 @@ from kueue.worker.orders import (
     StopOrder,
     WithdrawOrder,
 )
+from kueue.worker.runner_disk import RunnerDisk, once_readable
 from kueue.worker.runner_program import RunnerProgram
 from kueue.worker.scope import Scopes
 
@@ -79,7 +80,7 @@ class RunnerSet:
         answer_seconds: float = ANSWER_SECONDS,
         linger_seconds: float = 10.0,
     ) -> None:
-        self._state = state_dir
+        self._disk = RunnerDisk(state_dir)
         self._program = RunnerProgram(state_dir, identity, scopes=scopes, linger_seconds=linger_seconds)
         self._attach = Attach(
             worker_pid=os.getpid(),
@@ -116,12 +117,12 @@ class RunnerSet:
             await threads.patiently(self._program.prepare)
         except KueueError as error:
             log.warning("%s %s", error, error.hint)
-        await self._meet_all()
-        records = await self._start_records()
-        dead = self._handed.dead(self._is_alive, records)
+        await once_readable(self._meet_all)
+        records = await once_readable(self._disk.records)
+        dead = self._handed.dead(self._disk.is_alive, records)
         for runner in dead:
             self._handed.learn(runner, records)
-        await self._meet_all()  # what was no more dead when we looked
+        await once_readable(self._meet_all)  # what was no more dead when we looked
         for number, runner in enumerate(dead):
             if not await self._has_passed_on(runner):
                 for left in dead[number:]:
@@ -129,7 +130,8 @@ class RunnerSet:
                 break
 
     async def send(self, order: Order, *, more: bool = False) -> None:
-        """Hand an order to the runner it concerns; returns when it is sent, or noted for when the runner answers again.
+        """Hand an order to the runner it concerns; returns when it is on its way, or noted for when the runner answers
+        again.
 
         `more`: others follow at once, and all are written with the last of them.
         A start for which a new runner is needed that cannot be started is `Refused`.
@@ -138,7 +140,7 @@ class RunnerSet:
             await self._assign(order)
         finally:
             if not more:
-                await self._flush()
+                self._flush()
 
     async def _assign(self, order: Order) -> None:
         match order:
@@ -158,7 +160,7 @@ class RunnerSet:
                         by_runner.setdefault(known.runner, []).append(offer)
                 for name, mine in by_runner.items():
                     self._put(name, ForgetAttempts(offers=tuple(mine)))
-                    await self._dismiss_if_done(self._runners.get(name))
+                    self._dismiss_if_done(self._runners.get(name))
             case Attach() | Inherit() | Detach() | Ping():
                 for runner in self._runners.values():
                     runner.put(order)
@@ -205,7 +207,7 @@ class RunnerSet:
             for order in waiting:
                 if isinstance(order, StartAttempt):
                     await self._publish(Refused(offer=order.offer, reason=str(error)))
-        await self._flush()
+        self._flush()
 
     async def _give(self, runner: Runner, order: StartAttempt | StopOrder | WithdrawOrder) -> None:
         if self._hand_on(order):  # one to end what has waited with it
@@ -228,15 +230,16 @@ class RunnerSet:
         if found is not None:
             found.put(order)
 
-    async def _flush(self) -> None:
-        """One that takes nothing for a while keeps no other from its orders."""
-        match list(self._runners.values()):
-            case [runner]:  # nearly always, and a nursery costs more than the write
-                await runner.flush()
-            case runners:
-                async with trio.open_nursery() as nursery:
-                    for runner in runners:
-                        nursery.start_soon(runner.flush)
+    def _flush(self) -> None:
+        for runner in self._runners.values():
+            if runner.connection is not None:
+                self._write(runner.connection)
+
+    def _write(self, connection: Attachment) -> None:
+        """Nobody waits for a runner that takes nothing for a while."""
+        if not connection.write_some():
+            assert self._nursery is not None
+            self._nursery.start_soon(connection.flush)
 
     @property
     def up(self) -> int:
@@ -266,8 +269,11 @@ class RunnerSet:
     # -- one runner
 
     async def _meet_all(self) -> None:
-        """Attach to the living runners that we do not know: at the start all, later one whose start took too long."""
-        fresh = [self._meet(path) for path in self._directories() if path.name not in self._runners]
+        """Attach to the living runners that we do not know: at the start all, later one whose start took too long.
+
+        Raises `KueueError`.
+        """
+        fresh = [self._meet(path) for path in self._disk.living() if path.name not in self._runners]
         for runner in fresh:
             await runner.settled.wait()
 
@@ -293,11 +299,11 @@ class RunnerSet:
             runner.connection = None
             if runner.is_dismissed or self._closing:
                 return
-            if not self._is_alive(runner.id):
+            if not self._disk.is_alive(runner.id):
                 break
             late = trio.current_time() - since > self._answer_seconds
             if late:
-                self._handed.learn(runner.id, await self._start_records())
+                self._handed.learn(runner.id, await once_readable(self._disk.records))
                 runner.settled.set()
             await trio.sleep(LATER_SECONDS if late else RETRY_SECONDS)
         if not self._closing:
@@ -320,7 +326,7 @@ class RunnerSet:
                 runner.answers = True
                 runner.asked_at = None
                 await self._apply_attached(runner, first[0], is_first=True)
-                await self._dismiss_if_done(runner)
+                self._dismiss_if_done(runner)
                 for event in first[1:]:
                     await self._hear(runner, event)
                 async for batch in batches:
@@ -331,7 +337,7 @@ class RunnerSet:
         finally:
             await connection.close()
 
-    async def _dismiss_if_done(self, runner: Runner | None) -> None:
+    def _dismiss_if_done(self, runner: Runner | None) -> None:
         """A runner of an earlier release gets no new attempts: without any it is of no more use."""
         if runner is None or runner.connection is None or runner.version == self._program.version:
             return
@@ -339,7 +345,8 @@ class RunnerSet:
             return
         runner.is_dismissed = True
         self._runners.pop(runner.id, None)
-        await runner.tell(Detach())
+        runner.put(Detach())
+        self._write(runner.connection)
 
     async def _ping(self, runner: Runner) -> None:
         """Ask now and then, so that a runner that has gone mute is noticed. One with nothing in its care may sleep."""
@@ -422,7 +429,7 @@ class RunnerSet:
         """The runner is dead. The newest takes in what it left; what has no record was never started."""
         runner.is_dead = True
         runner.stir()
-        self._handed.learn(runner.id, await self._start_records())
+        self._handed.learn(runner.id, await once_readable(self._disk.records))
         self._runners.pop(runner.id, None)
         runner.settled.set()
         await self._pass_on(runner.id)
@@ -438,12 +445,12 @@ class RunnerSet:
     async def _has_passed_on(self, runner: str) -> bool:
         """One try to have the newest take in what a dead one left. True: nothing is left."""
         async with self._burying:
-            await self._meet_all()
-            left = self._handed.of(runner)
-            if not left:
-                return True
-            log.warning("runner %s is gone with %d attempts", runner, len(left))
             try:
+                await self._meet_all()
+                left = self._handed.of(runner)
+                if not left:
+                    return True
+                log.warning("runner %s is gone with %d attempts", runner, len(left))
                 newest = await self._newest()
             except KueueError as error:
                 log.warning("%s %s", error, error.hint)
@@ -457,27 +464,9 @@ class RunnerSet:
             with trio.move_on_after(self._answer_seconds):
                 await newest.buried.wait()
             if newest.buried.is_set():
-                for event in self._handed.left_over(left, await self._start_records()):
+                for event in self._handed.left_over(left, await once_readable(self._disk.records)):
                     await self._publish(event)
             for one in left:
                 if one.is_orphan:
                     one.runner = runner
             return not self._handed.of(runner)
-
-    # -- the disk
-
-    async def _start_records(self) -> list[StartRecord]:
-        return await threads.patiently(start_records, self._state / "spool")
-
-    def _directories(self) -> list[Path]:
-        folder = self._state / "runners"
-        return [path for path in folder.iterdir() if self._is_alive(path.name)] if folder.is_dir() else []
-
-    def _is_alive(self, runner: str) -> bool:
-        """Does it hold its lock? One that cannot be looked at may be held, and what the dead leave is killed."""
-        try:
-            return places.is_locked(str(self._state / "runners" / runner / "lock"))
-        except NotADirectoryError:
-            return False
-        except OSError:
-            return True

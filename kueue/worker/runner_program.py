@@ -54,7 +54,8 @@ class RunnerProgram:
     def prepare(self) -> None:
         """Write the file, and drop those of other releases. Blocks on the disk.
 
-        Raises `KueueError`: the version is known all the same, and each launch tries again.
+        Raises `KueueError`: the version is known all the same unless kueue itself cannot be read, and each launch tries
+        again.
         """
         self._pack()
         for old in self._state.glob("runner-*.pyz"):
@@ -84,7 +85,7 @@ class RunnerProgram:
         if prefix:
             command += ["--delegated", "yes"]
         try:
-            with trio.fail_after(LAUNCH_SECONDS):
+            with threads.wanted("start of the runner"), trio.fail_after(LAUNCH_SECONDS):
                 result = await trio.run_process(
                     command, check=False, env=_clean_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
                 )
@@ -102,18 +103,25 @@ class RunnerProgram:
         """The file is there after this, also if somebody has removed it."""
         if self._is_whole and self._path.is_file():
             return
-        content = runner_archive()
+        try:
+            content = runner_archive()
+        except OSError as error:
+            raise KueueError(
+                f"{error.filename or 'The program of the runner'} cannot be read: {error.strerror}.",
+                hint="No runner of the jobs can be started until that is mended.",
+            ) from error
         self.version = f"{__version__}+{hashlib.sha256(content).hexdigest()[:10]}"
         self._path = self._state / f"runner-{self.version}.pyz"
         try:
             # Not what is above them: whoever has removed the state has removed the lock on it.
-            for name in ("runners", "spool"):
-                (self._state / name).mkdir(mode=0o700, exist_ok=True)
-            if not _holds(self._path, content):
-                whole_file.write(self._path, content)
+            for place in (self._state / "runners", self._state / "spool"):
+                place.mkdir(mode=0o700, exist_ok=True)
+            place = self._path
+            if not _holds(place, content):
+                whole_file.write(place, content)
         except OSError as error:
             raise KueueError(
-                f"{self._path} cannot be written: {error.strerror}.",
+                f"{place} cannot be written: {error.strerror}.",
                 hint="The runner of the jobs starts from there; none can be started until that is mended.",
             ) from error
         self._is_whole = True

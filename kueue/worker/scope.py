@@ -23,6 +23,7 @@ from pathlib import Path
 import trio
 
 from kueue import threads
+from kueue.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -58,13 +59,16 @@ class Scopes:
     async def _try(self, token: str) -> str:
         """What hinders; empty: nothing."""
         try:
-            done = await trio.run_process(
-                [*self._command(f"kueue-probe-{token}", "Whether there are scopes for kueue"), "true"],
-                check=False,
-                stdin=subprocess.DEVNULL,
-                capture_stdout=True,
-                capture_stderr=True,
-            )
+            with threads.wanted("question whether there are scopes"):
+                done = await trio.run_process(
+                    [*self._command(f"kueue-probe-{token}", "Whether there are scopes for kueue"), "true"],
+                    check=False,
+                    stdin=subprocess.DEVNULL,
+                    capture_stdout=True,
+                    capture_stderr=True,
+                )
+        except UserError as error:
+            return str(error)
         except OSError as error:
             return error.strerror or str(error)
         said = done.stderr.decode(errors="replace").strip()

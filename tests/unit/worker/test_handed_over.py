@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from kueue.worker.handed_over import Handed, HandedOver, start_records
+from kueue.worker.handed_over import Handed, HandedOver
 from kueue.worker.orders import Attached, AttemptState, Gone, Queued, Refused, StartAttempt
+from kueue.worker.runner_disk import start_records
 
 
 def state(offer=5, word="running"):

@@ -1,10 +1,12 @@
 """The worker's side of its runners, against real runner processes that die and go mute."""
 
 import contextlib
+import errno
 import json
 import os
 import resource
 import signal
+import subprocess
 import threading
 import time
 from contextlib import asynccontextmanager
@@ -15,9 +17,8 @@ import trio
 from kueue.model import Canceled, Exited
 from kueue.runner.kernel import is_locked
 from kueue.runner.tree import Scanner, status, tag_of
-from kueue.worker import runner_link
+from kueue.worker import runner_disk
 from kueue.worker.attachment import Attachment
-from kueue.worker.handed_over import start_records
 from kueue.worker.known import Memo, write_memo
 from kueue.worker.one_runner import Runner
 from kueue.worker.orders import (
@@ -36,6 +37,7 @@ from kueue.worker.orders import (
     Withdrawn,
     WithdrawOrder,
 )
+from kueue.worker.runner_disk import start_records
 from kueue.worker.runner_link import RunnerSet
 
 pytestmark = pytest.mark.trio
@@ -253,7 +255,7 @@ async def test_a_spool_that_is_slow_to_read_does_not_hold_the_worker_up(lab, mon
         await hear(link, Started, 1)
     (name,) = runner_pids(lab.state)
     kill_runner(lab.state, name)
-    monkeypatch.setattr(runner_link, "start_records", slowly)
+    monkeypatch.setattr(runner_disk, "start_records", slowly)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(meanwhile)
         async with lab.worker() as link:
@@ -283,7 +285,7 @@ async def test_a_runner_whose_lock_cannot_be_looked_at_is_not_taken_for_dead(lab
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
         try:
-            assert link._is_alive(name)
+            assert link._disk.is_alive(name)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -353,13 +355,86 @@ async def test_a_runner_that_takes_nothing_keeps_no_other_from_its_orders(tmp_pa
                 while True:
                     os.write(ours.fileno(), bytes(65536))
     with trio.fail_after(PATIENCE_SECONDS):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(link.send, SetLease(deadline_boottime=17.0))
-            assert b"17.0" in await ends["well"].recv(1000)
-            nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as link._nursery:
+            for number in (17.5, 18.5):
+                await link.send(SetLease(deadline_boottime=number))
+                assert b"%.1f" % number in await ends["well"].recv(1000)
+            link._nursery.cancel_scope.cancel()
     for name, theirs in ends.items():
         theirs.close()
         await link._runners[name].connection.close()
+
+
+@pytest.fixture
+def without_descriptors():
+    """Call it, and this process can open nothing; what it returns undoes it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def take():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        held = []
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+
+        def give_back():
+            for handle in held:
+                os.close(handle)
+            held.clear()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+        return give_back
+
+    return take
+
+
+async def test_without_a_descriptor_a_start_is_refused_and_the_next_one_succeeds(lab, without_descriptors):
+    async with lab.worker() as link:
+        give_back = without_descriptors()
+        try:
+            await link.send(lab.order(1, "true"))
+            assert "Too many open files" in (await hear(link, Refused, 1)).reason
+        finally:
+            give_back()
+        await link.send(lab.order(2, "true"))
+        await hear(link, Ended, 2)
+
+
+async def test_while_the_spool_cannot_be_read_nothing_of_a_dead_runner_is_gone(lab, monkeypatch):
+    async with lab.worker() as link:
+        await link.send(lab.order(1, *WAIT))
+        await hear(link, Started, 1)
+        (name,) = runner_pids(lab.state)
+        looks = []
+
+        def unreadable(folder):
+            looks.append(folder)
+            if len(looks) <= 2:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(folder))
+            return start_records(folder)
+
+        monkeypatch.setattr(runner_disk, "start_records", unreadable)
+        kill_runner(lab.state, name)
+        await hear(link, Gone, 1)
+        assert len(looks) > 2
+        assert lab.tree(1) == []
+
+
+async def test_without_a_thread_for_the_new_process_a_start_is_refused(lab, monkeypatch):
+    real, refused = trio.to_thread.run_sync, []
+
+    async def run_sync(call, *arguments, **more):
+        if getattr(call, "func", call) is subprocess.Popen and not refused:
+            refused.append(call)
+            raise RuntimeError("can't start new thread")
+        return await real(call, *arguments, **more)
+
+    async with lab.worker() as link:
+        monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
+        await link.send(lab.order(1, "true"))
+        assert "limit of processes" in (await hear(link, Refused, 1)).reason
+        await link.send(lab.order(2, "true"))
+        await hear(link, Ended, 2)
 
 
 async def test_a_state_directory_with_a_very_long_path_works(lab):
