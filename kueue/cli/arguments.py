@@ -106,9 +106,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     position = verb_position(words)
     name = words[position] if position is not None else None
     if position is not None and name == "help":
-        verb = words[position + 1 : position + 2]
+        about = [*words[:position], *words[position + 1 :]]
         # Directly behind the verb: what else there is may be a command, and is not to be run.
-        return parse([*words[:position], *verb, "--help", *words[position + 2 :]])
+        end = len(about) if (at := verb_position(about)) is None else at + 1
+        return parse([*about[:end], "--help", *about[end:]])
     if position is None or name is None or name not in VERBS:
         try:
             return parser().parse_args(words)
@@ -122,7 +123,12 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         # Options and command are told apart here: argparse would look for its own options in the command as well.
         end = split_command(chosen_parser, own)
         own, command = own[:end], list(own[end:])
-    chosen, unknown = top.parse_known_args([*words[: position + 1], *_options_first(chosen_parser, own)])
+    try:
+        chosen, unknown = top.parse_known_args([*words[: position + 1], *_options_first(chosen_parser, own)])
+    except UsageError:
+        unknown = _unknown_options(chosen_parser, own)
+        if not unknown:
+            raise
     if unknown:
         chosen_parser.error(f"unknown: {' '.join(unknown)}{_option_meant(top, chosen_parser, unknown)}")
     chosen.command = command[1:] if command[:1] == ["--"] else command
@@ -225,6 +231,20 @@ def split_command(cmd: argparse.ArgumentParser, words: Sequence[str]) -> int:
     while index < len(words) and _is_option(words[index]):
         index = _behind_option(takes_value, words, index)
     return min(index, len(words))
+
+
+def _unknown_options(one: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
+    """Said first: what stands behind one may have been meant as its value, and is no id then."""
+    takes_value = _takes_value(one)
+    unknown: list[str] = []
+    index = 0
+    while index < len(words) and words[index] != "--":
+        word = words[index]
+        option = word.partition("=")[0] if word.startswith("--") else word[:2]
+        if _is_option(word) and option not in takes_value and not option[1:].isdigit():
+            unknown.append(word)
+        index = _behind_option(takes_value, words, index) if _is_option(word) else index + 1
+    return unknown
 
 
 def _options_first(one: argparse.ArgumentParser, words: Sequence[str]) -> Sequence[str]:

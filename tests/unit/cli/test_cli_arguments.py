@@ -128,6 +128,8 @@ def test_names_of_workers_may_stand_before_and_behind_options():
         ("list-jobs --patient 5", "unknown: --patient; did you mean --patience?"),
         ("remove-job 3 --kil", "unknown: --kil; did you mean --kill?"),
         ("list-jobs 7 -n", "expected one argument"),
+        ("list-jobs -C x 5", "unknown: -C"),
+        ("wait-job -1", "Not an id: '-1'. Write for example 3, 3-7 or 1,4-6."),
         ("doctor --zzz 4", "unknown: --zzz 4"),
         ("doctor 4", "unknown: 4"),
     ],
@@ -145,6 +147,7 @@ def test_an_option_that_is_not_there_is_answered_with_what_may_be_meant(words, s
         ("help cmd", "usage: kueue cmd"),
         ("help cmd echo hi", "usage: kueue cmd"),
         ("-c x.toml help show-job", "usage: kueue show-job"),
+        ("help --config x.toml show-job", "usage: kueue show-job"),
     ],
 )
 def test_help_is_there_as_a_word_too(words, usage, capsys):
