@@ -59,6 +59,7 @@ class ServerView:
         Of several of one name the living one counts.
         """
         begun = time.monotonic()
+        trouble = "The server does not answer."
         with self._lock:
             while True:
                 now = time.monotonic()
@@ -68,7 +69,10 @@ class ServerView:
                 if not self._is_asking:
                     try:
                         threading.Thread(target=self._ask, name="server view", daemon=True).start()
-                    except RuntimeError:  # there is no thread to be had; the next one tries again
+                    except RuntimeError:  # the next one tries again
+                        trouble = (
+                            "There is no thread left to ask the server: this account is at its limit of processes."
+                        )
                         left = float("inf")
                         break
                     self._is_asking = True  # the answer waits for our lock
@@ -78,7 +82,7 @@ class ServerView:
                 self._lock.wait(left)
             if left <= 0:
                 self._waited_in_vain_at = time.monotonic()
-        self._lost("The server does not answer.", "Hosts are judged by what they show themselves.")
+        self._lost(trouble, "Hosts are judged by what they show themselves.")
         return None
 
     def _ask(self) -> None:
