@@ -96,12 +96,13 @@ class _Rescue:
         finally:
             self._old.close()
         self._drop_unsound()
+        latest_offer = self._latest_offer()  # what is dropped after this has been given, too
         self._settle_contents()
         self._settle_ranges()
         held = self._settle_jobs()
         if not any(self._tables.values()) and sums is None:
             raise StorageError("Nothing at all could be read")
-        self._write(meta, self._sums(sums))
+        self._write(meta, self._sums(sums, latest_offer))
         return Salvage({table: len(found) for table, found in self._tables.items()}, held, tuple(self._lost))
 
     def _lose(self, table: str, sentence: str) -> None:
@@ -288,7 +289,13 @@ class _Rescue:
         """Something that happened to a live job may be unknown."""
         return bool(self._incomplete & {"live", "done_ids"})
 
-    def _sums(self, read: Aggregates | None) -> Aggregates:
+    def _latest_offer(self) -> int:
+        """The highest number of which anything tells; workers keep output under it. -1: nothing does."""
+        live = (row[2] for row in self._tables["live"].values() if isinstance(row[2], int))
+        bodies = (rows.decode_finished(_bytes(row[-1])) for row in self._tables["finished"].values())
+        return max((*live, *(past.offer for body in bodies for past in body.attempts)), default=-1)
+
+    def _sums(self, read: Aggregates | None, latest_offer: int) -> Aggregates:
         finished = self._tables["finished"].values()
         kinds = [row[1] for row in finished]
         seconds = sum(int(row[3]) for row in finished if isinstance(row[3], float) and row[1] != "canceled")
@@ -298,7 +305,7 @@ class _Rescue:
         jobs += [_int(row[1]) for row in self._tables["ranges"].values()]
         next_node = max(self._tables["nodes"], default=-1) + 1
         if read is not None:
-            next_offer = max([read.next_offer, *(offer + 1 for offer in offers)])
+            next_offer = max(read.next_offer, latest_offer + 1)
             return msgspec.structs.replace(
                 read,
                 **counted,
@@ -309,7 +316,7 @@ class _Rescue:
                 never_given=_between(offers, next_offer) if self._is_in_doubt else read.never_given,
             )
         jobs += [job for row in self._tables["events"].values() for job in row[2:4] if isinstance(job, int)]
-        next_offer = max(offers, default=0) + OFFERS_SKIPPED
+        next_offer = latest_offer + 1 + OFFERS_SKIPPED
         numbers = Aggregates(
             next_job=max(jobs, default=0) + 1,
             next_offer=next_offer,

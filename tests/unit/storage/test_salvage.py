@@ -104,7 +104,8 @@ def test_an_undamaged_file_is_saved_whole(tmp_path):
     assert report.held == 0
     after = told(store)
     assert (after.facts, after.finished, after.events) == (before.facts, before.finished, before.events)
-    assert (store.queue_id, store.aggregates().next_offer) == (queue, 60)
+    # Its jobs that are over tell of offers up to 1014.
+    assert (store.queue_id, store.aggregates().next_offer) == (queue, 1015)
     store.commit(ending(1))
     store.close()
 
@@ -178,6 +179,27 @@ def test_lost_sums_are_reckoned_anew_and_no_number_is_used_twice(tmp_path):
     assert sums.next_node == 2
     assert sums.succeeded == 300
     assert any("identity" in sentence for sentence in report.lost)
+    store.close()
+
+
+@pytest.mark.parametrize("has_sums", [False, True])
+def test_no_offer_of_a_job_that_is_over_is_given_again(tmp_path, has_sums):
+    """Workers keep its output under that number."""
+    path = tmp_path / "state.sqlite"
+    store = opened(path)
+    store.commit(batch(node_changed(1), submitted(1, job_range(1)), next_job=2, next_offer=7))
+    ended = ending(1)
+    (row,) = ended.finished
+    past = msgspec.structs.replace(row.attempts[0], offer=500_000)
+    row = msgspec.structs.replace(row, attempts=(past,))
+    sums = msgspec.structs.replace(ended.aggregates, next_job=2, next_offer=7)
+    store.commit(msgspec.structs.replace(ended, finished=(row,), aggregates=sums))
+    store.close()
+    if not has_sums:
+        with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("DELETE FROM aggregates")
+    _, store, _ = rescued(tmp_path)
+    assert store.aggregates().next_offer > 500_000
     store.close()
 
 
@@ -328,7 +350,11 @@ def test_numbers_that_were_given_are_not_given_again_whatever_the_sums_say(tmp_p
     _, store, _ = rescued(tmp_path)
     sums = store.aggregates()
     store.close()
-    assert (sums.next_job, sums.next_offer, sums.next_node) == (451, 351, 2)
+    assert (sums.next_job, sums.next_offer, sums.next_node) == (
+        451,
+        1301,
+        2,
+    )  # those of the jobs that are over included
 
 
 def test_a_damaged_name_in_the_list_of_tables_costs_nothing(tmp_path):
