@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kueue import places
@@ -25,8 +27,12 @@ def exchange(draft: Path, target: Path, aside: Path) -> Path | None:
             for old, new in there:
                 old.rename(new)
         draft.replace(target)
+        with contextlib.suppress(OSError):  # it has its name, if perhaps not yet after a loss of power
+            places.sync_directory(target.parent)
     except BaseException:
         # By what is there: a Ctrl-C may come between any two steps.
+        if names[0] not in there and target.exists():
+            target.rename(draft)  # a log that comes back belongs to no such file
         for old, new in reversed(there):
             if new.exists():
                 if old.exists() and old.samefile(new):
@@ -34,9 +40,16 @@ def exchange(draft: Path, target: Path, aside: Path) -> Path | None:
                 else:
                     new.rename(old)
         raise
-    with contextlib.suppress(OSError):  # it has its name, if perhaps not yet after a loss of power
-        places.sync_directory(target.parent)
     return aside if aside.exists() else None
+
+
+def free_stamp(names: Callable[[str], Sequence[Path]]) -> str:
+    """The time, with a number behind it when there was another exchange in this very second, or an hour comes twice:
+    nothing of it is replaced. `names`: those that would be used with a stamp.
+    """
+    now = time.strftime("%Y%m%d-%H%M%S")
+    stamps = (now, *(f"{now}-{number}" for number in range(2, 1000)))
+    return next(one for one in stamps if not any(path.exists() for path in names(one)))
 
 
 def _is_linked(old: Path, new: Path) -> bool:

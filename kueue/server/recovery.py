@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kueue import log
 from kueue.errors import KueueError, StorageError, UserError
-from kueue.server.exchange import exchange
+from kueue.server.exchange import exchange, free_stamp
 from kueue.storage.backup import examined, sweep_beside
 from kueue.storage.damage import DAMAGE
 from kueue.storage.opening import open_to_copy
@@ -30,18 +30,18 @@ def recover(directory: Path) -> int:
     held for no reason.
     """
     source = state_file(directory)
-    stamp = time.strftime("%Y%m%d-%H%M%S")
     if not source.exists():
-        _finish(source, directory / f"{source.name}.damaged-{stamp}")
+        _finish(source)
         return 0
     sweep_beside(source)
-    draft = directory / f"recovered-{stamp}.sqlite"
+    stamp = free_stamp(lambda one: (_draft(source, one), _aside(source, one)))
+    draft = _draft(source, stamp)
     try:
         with _told(source):
             saved = salvage(source, draft, wall=time.time())
             if not saved.lost and _is_whole(source):
                 raise UserError(f"{source} is whole: there is nothing to recover.", hint="Start kueue_server as usual.")
-            aside = exchange(draft, source, directory / f"{source.name}.damaged-{stamp}")
+            aside = exchange(draft, source, _aside(source, stamp))
     finally:
         with contextlib.suppress(OSError):
             draft.unlink()
@@ -56,15 +56,26 @@ def recover(directory: Path) -> int:
     return 0
 
 
-def _finish(source: Path, aside: Path) -> None:
+def _draft(source: Path, stamp: str) -> Path:
+    return source.with_name(f"recovered-{stamp}.sqlite")
+
+
+def _aside(source: Path, stamp: str) -> Path:
+    return source.with_name(f"{source.name}.damaged-{stamp}")
+
+
+def _finish(source: Path) -> None:
     """Give the newest of what killed recoveries have saved the name of the state: each was whole when it was named."""
     drafts = sorted(source.parent.glob("recovered-*.sqlite"))
     if not drafts:
         raise UserError(f"There is nothing to recover: {source} does not exist.")
+    draft = drafts[-1]
     with _told(source):
-        exchange(drafts[-1], source, aside)
+        # A log that was left belongs to what the killed one has moved aside under its own stamp.
+        exchange(draft, source, _aside(source, draft.stem.removeprefix("recovered-")))
     sweep_beside(source)
-    _log.info("finished the recovery that was interrupted: %s is %s", drafts[-1].name, source)
+    _log.warning("what may have run is held: `kueue list-jobs --held`, then `kueue release` or `kueue remove-job`")
+    _log.info("finished the recovery that was interrupted: %s is %s", draft.name, source)
 
 
 @contextlib.contextmanager

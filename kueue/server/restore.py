@@ -24,7 +24,7 @@ from kueue.core.facts import Aggregates, AnyFact, JobHeld, NumbersRaised, Timeou
 from kueue.core.settings import Settings
 from kueue.errors import DiskFull, KueueError, StorageError, UserError
 from kueue.model import JobState
-from kueue.server.exchange import COMPANIONS, exchange
+from kueue.server.exchange import COMPANIONS, exchange, free_stamp
 from kueue.server.recovery import state_file
 from kueue.storage import rows
 from kueue.storage.backup import Summary, examined, open_alone, sweep_beside
@@ -46,7 +46,7 @@ def restore(where: places.Places, file: str, *, take_over: bool) -> int:
     source = Path(places.typed(file))
     made = _checked(source)
     target = state_file(Path(where.server))
-    stamp = _free_stamp(target)
+    stamp = free_stamp(lambda one: (_aside(target, one), _draft(target, one)))
     draft = _draft(target, stamp)
     try:
         held = _prepare(source, draft, target, made, where=where, take_over=take_over)
@@ -61,14 +61,6 @@ def restore(where: places.Places, file: str, *, take_over: bool) -> int:
     sweep_beside(target)
     _tell(source, made, held, aside)
     return 0
-
-
-def _free_stamp(target: Path) -> str:
-    """The time, with a number behind it when there was a restore in this very second: nothing of it is replaced."""
-    now = time.strftime("%Y%m%d-%H%M%S")
-    taken = {entry.name for entry in target.parent.iterdir()}
-    stamps = (now, *(f"{now}-{number}" for number in range(2, 1000)))
-    return next(one for one in stamps if not {_aside(target, one).name, _draft(target, one).name} & taken)
 
 
 def _draft(target: Path, stamp: str) -> Path:
