@@ -78,6 +78,11 @@ class ClientSession(Session):
                 await answers.answer(self, question)
         except KueueError as error:
             self._say_failed(seq, error)
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+            raise  # of the connection
+        except Exception:  # noqa: BLE001  logged whole; it ends this session alone
+            _log.exception("a bug: %s cannot be answered a %s", self.stream.name, type(question).__name__)
+            self.end()
         finally:
             del self._tasks[seq]
 

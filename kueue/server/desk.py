@@ -92,7 +92,7 @@ class Desk:
             look, waiting = self._looks.popleft()
             try:
                 waiting.give(look(engine, now))
-            except KueueError as error:
+            except Exception as error:  # noqa: BLE001  raised in the task of who asked: it ends that session alone
                 waiting.fail(error)
 
     async def serve_reads(
@@ -104,7 +104,7 @@ class Desk:
             return
         results = await in_store(partial(_read_all, [read for read, _ in reads], store))
         for (_, waiting), result in zip(reads, results, strict=True):
-            if isinstance(result, KueueError):
+            if isinstance(result, Exception):
                 waiting.fail(result)
             else:
                 waiting.give(result)
@@ -129,4 +129,8 @@ def _result(read: Read[Any], store: Store) -> Any:
     try:
         return read(store)
     except (DiskFull, UserError) as error:
+        return error
+    except KueueError:
+        raise
+    except Exception as error:  # noqa: BLE001  raised in the task of who asked: it ends that session alone
         return error

@@ -116,6 +116,19 @@ async def test_more_requests_to_clean_than_can_wait_are_refused_and_nobody_else_
         assert await other.submit("x") == [0]
 
 
+async def test_a_read_that_meets_a_bug_ends_its_own_connection_alone(monkeypatch):
+    def broken(*_):
+        raise KeyError("x")
+
+    store = MemoryStore()
+    async with serving(store) as house:
+        client, other = await house.client(), await house.client()
+        monkeypatch.setattr(store, "finished_job", broken)
+        client.put(m.ExplainJob, id=7)
+        await client.end()
+        assert await other.submit("x") == [0]
+
+
 async def test_a_question_that_meets_a_bug_ends_its_own_connection_alone(monkeypatch):
     def broken(*_):
         raise AssertionError
