@@ -331,6 +331,11 @@ def lock_exclusive(path: str, what: str = "This program") -> Lock:
     return Lock(path, descriptor)
 
 
+def nameless(who: str, path: str) -> KueueError:
+    """`who` holds this lock, but its file does not say as which process (see `lock_exclusive`)."""
+    return KueueError(f"{who} runs, but its pid is not known: somebody holds {path}.", hint=f"fuser {path}")
+
+
 def is_locked(path: str) -> bool:
     """Does somebody hold this lock now? A missing file is not locked."""
     try:

@@ -220,7 +220,7 @@ def _stop(session: Session, daemon: Daemon) -> bool:
     pid = daemon.pid()
     if pid is None:
         if places.is_locked(daemon.lock):
-            raise KueueError(f"A {daemon.what} runs, but its pid is not known: somebody holds {daemon.lock}.")
+            raise places.nameless(f"A {daemon.what}", daemon.lock)
         return False
     try:
         # The descriptor means this process alone, also if the number is given to another one meanwhile.

@@ -23,7 +23,7 @@ import string
 from kueue import identity, places
 from kueue.cli.session import Session
 from kueue.config import Config, load, tables
-from kueue.errors import ConfigError, UserError
+from kueue.errors import EXIT_REFUSED, ConfigError, UserError
 from kueue.settings import SECTIONS
 
 TYPE_CHECKING = False
@@ -141,10 +141,13 @@ def _missing(info: dict[str, Any], present: str, previous: str) -> list[str]:
 
 def _reload(session: Session, config: Config) -> int:
     """SIGHUP to the server and the workers of this state directory."""
-    told = 0
+    told = code = 0
     for what, lock in _programs(config):
         pid = places.holder(lock)
         if pid is None:
+            if places.is_locked(lock):
+                session.report(places.nameless(f"A {what}", lock))
+                code = EXIT_REFUSED
             continue
         with contextlib.suppress(ProcessLookupError):
             # The descriptor means this process alone, also if the number is given to another one meanwhile.
@@ -156,12 +159,12 @@ def _reload(session: Session, config: Config) -> int:
                     session.screen.print(f"The {what} (pid {pid}) reads its settings again.")
             finally:
                 os.close(process)
-    if not told:
+    if not told and not code:
         raise UserError(
             "Neither a server nor a worker of this configuration runs on this machine.",
             hint="Run it on the machines where they do.",
         )
-    return 0
+    return code
 
 
 def _programs(config: Config) -> Iterator[tuple[str, str]]:

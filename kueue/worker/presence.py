@@ -86,10 +86,7 @@ class Presence:
         pid = self.pid
         if pid is None:
             if self.is_running:
-                raise KueueError(
-                    f"The worker {self.name} runs, but its pid is not known: somebody holds {self.lock}.",
-                    hint=f"fuser {self.lock}",
-                )
+                raise places.nameless(f"The worker {self.name}", self.lock)
             return f"No worker {self.name} runs here."
         for number in (signal.SIGTERM, signal.SIGKILL)[: 2 if by_force else 1]:
             if self._ends_by(pid, number):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 
@@ -130,6 +131,19 @@ def test_twenty_jobs_do_not_notice_that_the_secret_is_changed(lab, first):
     assert {tuple(lab.numbers_of(job)) for job in jobs} == {(1,)}
     assert lab.lines("continued") == []
     lab.no_traceback()
+
+
+def test_a_reload_does_not_pass_over_a_server_whose_lock_names_nobody(lab):
+    """It was started on a disk that was full to the last byte."""
+    lab.start_server()
+    (lock,) = lab.folder.glob("**/server/lock")
+    os.truncate(lock, 0)
+    assert f"its pid is not known: somebody holds {lock}." in lab.secret("reload", code=1)
+    lab.start_worker("w1")
+    done = lab.kueue("secret", "reload")
+    assert done.returncode == 1
+    assert "worker w1" in done.stdout
+    assert "its pid is not known" in done.stderr
 
 
 def test_whoever_is_connected_by_a_secret_that_ends_is_sent_away(lab):
