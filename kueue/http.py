@@ -24,7 +24,8 @@ from http import HTTPStatus
 
 import trio
 
-from kueue import log, units
+from kueue import log, threads, units
+from kueue.errors import UserError
 
 AGAIN_SECONDS = 60.0
 """Between two tries to listen at a place that is taken or not there (yet)."""
@@ -86,7 +87,7 @@ class Site:
         while True:
             try:
                 listeners = await _listeners(host, port)
-            except (OSError, UnicodeError) as error:  # noqa: PERF203  once a minute
+            except (OSError, UnicodeError, UserError) as error:  # noqa: PERF203  once a minute
                 if not was_told:
                     reason = getattr(error, "strerror", None) or error
                     _log.warning("cannot listen at %s for %s: %s; all else goes on", place, what, reason)
@@ -191,16 +192,20 @@ class Site:
 
 
 async def _listeners(host: str, port: int) -> list[trio.SocketListener]:
-    """At all addresses of a host that this machine has. Raises `OSError` or `UnicodeError`."""
+    """At all addresses of a host that this machine has. Raises `OSError`, `UnicodeError`, and `UserError` without a
+    thread to look its name up.
+    """
     try:
-        return await trio.open_tcp_listeners(port, host=host or None)
+        with threads.wanted("name look-up"):
+            return await trio.open_tcp_listeners(port, host=host or None)
     except OSError as error:
         if error.errno != errno.EADDRNOTAVAIL:
             raise
         # Many names have an address that is switched off here: ::1 of localhost, where there is no IPv6.
         failure = error
     found: list[trio.SocketListener] = []
-    answers = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    with threads.wanted("name look-up"):
+        answers = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     for address in dict.fromkeys(str(where[0]) for *_, where in answers):
         try:
             found += await trio.open_tcp_listeners(port, host=address)

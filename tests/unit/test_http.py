@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 import trio
 
+from kueue import http
 from kueue.http import Limits, Page, Site
 from tests.support.served import eventually
 
@@ -291,3 +292,22 @@ async def test_a_place_that_is_taken_is_said_once_and_had_when_it_is_free(monkey
         assert status(await ask(port, GOOD)) == 200
         nursery.cancel_scope.cancel()
     assert "".join(said).count("cannot listen") == 1
+
+
+async def test_a_place_whose_name_no_thread_can_look_up_is_served_when_one_can(monkeypatch, caplog):
+    monkeypatch.setattr(http, "AGAIN_SECONDS", 0.05)
+    real, refused = trio.socket.getaddrinfo, []
+
+    async def look_up(*arguments, **more):
+        if not refused:
+            refused.append(arguments)
+            raise RuntimeError("can't start new thread")
+        return await real(*arguments, **more)
+
+    monkeypatch.setattr(trio.socket, "getaddrinfo", look_up)
+    async with trio.open_nursery() as nursery:
+        with caplog.at_level(logging.INFO):
+            nursery.start_soon(Site(PAGES).listen, "localhost:0", "figures")
+            await eventually(lambda: "figures at http://" in caplog.text, "it is served")
+        assert "limit of processes" in caplog.text
+        nursery.cancel_scope.cancel()
