@@ -189,7 +189,7 @@ def _unreadable(path: str, error: OSError) -> ConfigError:
 
 
 def _lines(path: str) -> list[str]:
-    """None if the file is gone since it was parsed; its mistake is told all the same."""
+    """None at all if the file is gone since it was parsed; its mistake is told all the same."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.readlines()

@@ -127,7 +127,7 @@ class Driver:
         return self._ledger.store.queue_id
 
     async def load(self) -> None:
-        """Rebuild the state from the store. Raises `StorageError`."""
+        """Rebuild the state from the store. Raises as `Ledger.rebuild`."""
         await self._ledger.rebuild()
         self.measures.began(self.engine)
 

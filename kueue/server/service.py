@@ -181,7 +181,7 @@ class Service:
         guard.daemon = True
         try:
             guard.start()
-        except RuntimeError:  # no more threads for this account: the kernel's own clock ends it then
+        except RuntimeError:  # no more threads for this account: the kernel's own clock ends it then, by a signal
             signal.setitimer(signal.ITIMER_REAL, STOP_SECONDS)
         self._starting.cancel()
         self._driver.stop("the server is stopped")
