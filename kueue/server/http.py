@@ -18,8 +18,8 @@ import trio
 
 from kueue import clock, log
 from kueue.config import MetricsSettings
+from kueue.entrance import Entrance
 from kueue.errors import UserError
-from kueue.net import Entrance
 from kueue.server import outage
 from kueue.server.driver import Driver
 from kueue.server.threads import in_thread

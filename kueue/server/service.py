@@ -14,9 +14,10 @@ from pathlib import Path
 
 import trio
 
-from kueue import config, identity, log, net, notify, places, whole_file
+from kueue import config, identity, log, notify, places, whole_file
 from kueue.config import Config
 from kueue.core.settings import Settings
+from kueue.entrance import Entrance, addresses_of, bind, bind_unix
 from kueue.errors import KueueError
 from kueue.server.driver import Driver
 from kueue.server.http import ServerWindow
@@ -58,7 +59,7 @@ class Service:
         self._driver = Driver(store, engine_settings(settings))
         self._driver.upkeep.interval_seconds = settings.server.maintenance_interval_seconds
         self._driver.renew_secrets(_fingerprints(identities))
-        self._entrance = net.Entrance(identities, partial(greet, self._driver))
+        self._entrance = Entrance(identities, partial(greet, self._driver))
         self._window = ServerWindow(self._driver, self._entrance, state_file(Path(where.server)), settings.metrics)
         self._port = settings.common.server_port
         self._reloads = 0
@@ -78,7 +79,7 @@ class Service:
                     try:
                         with self._starting:
                             await self._driver.load()
-                            listeners = await net.bind(self._settings.server.bind_addresses, self._port)
+                            listeners = await bind(self._settings.server.bind_addresses, self._port)
                         if not self._starting.cancelled_caught:
                             await self._serve(listeners, nursery)
                     except KueueError as error:
@@ -99,16 +100,14 @@ class Service:
         await self._see_off()
 
     async def _open(self, listeners: Sequence[trio.SocketListener], nursery: trio.Nursery) -> None:
-        self._port = net.addresses_of(listeners)[0][1]
+        self._port = addresses_of(listeners)[0][1]
         self._remove_sockets()
         # Behind the load: a lease granted before this moment is older than the silence that counts from here.
         self._driver.opened()
         nursery.start_soon(self._entrance.serve, listeners)
         await self._serve_locally(nursery)
         self._note_port()
-        addresses = " ".join(
-            f"{f'[{host}]' if ':' in host else host}:{port}" for host, port in net.addresses_of(listeners)
-        )
+        addresses = " ".join(f"{f'[{host}]' if ':' in host else host}:{port}" for host, port in addresses_of(listeners))
         _log.info("listening on %s", addresses)
         notify.notify(notify.READY, f"STATUS=listening on {addresses}")
 
@@ -132,7 +131,7 @@ class Service:
                 continue
             address, descriptor = places.socket_address(path)
             try:
-                listener = await net.bind_unix(address, path)
+                listener = await bind_unix(address, path)
             except KueueError as error:
                 _log.warning("%s Commands on this host use the network instead.", error)
                 continue

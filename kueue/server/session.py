@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from kueue import __version__, log
+from kueue.entrance import Peer
 from kueue.errors import Bug, KueueError, ProtocolError
-from kueue.net import GOODBYE_SECONDS, MessageStream, Peer
+from kueue.net import GOODBYE_SECONDS, MessageStream
 from kueue.protocol import codec
 from kueue.protocol import messages as m
 

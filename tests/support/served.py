@@ -12,7 +12,7 @@ from typing import Any
 import trio
 import trio.testing
 
-from kueue import net
+from kueue import entrance, net
 from kueue.core.settings import Settings
 from kueue.model import MachineLoad, MachineTotals
 from kueue.protocol import codec
@@ -61,7 +61,7 @@ class House:
         async with net.messages_over(stream, codec.first, name=name, limit=m.FRAME_LIMIT) as messages:
             hello = await messages.receive_first()
             if hello:
-                await greet(self.driver, messages, hello, net.Peer(name, uid))
+                await greet(self.driver, messages, hello, entrance.Peer(name, uid))
 
     async def client(self, *, without_buffer: bool = False, uid: int | None = None) -> Client:
         """A command; `without_buffer`: what it does not read stays with the server; `uid`: at the local socket."""

@@ -14,6 +14,7 @@ import trio
 import trio.testing
 
 from kueue import identity, net, places
+from kueue.entrance import Entrance, Limits, addresses_of, bind, bind_unix
 from kueue.errors import KueueError, ProtocolError, Refused, Unreachable
 from kueue.model import MachineTotals
 from kueue.protocol import codec
@@ -88,11 +89,11 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def serving(identities, handler=answer, limits=None, local=None):
-    listeners = await net.bind("127.0.0.1", 0)
-    entrance = net.Entrance(identities, handler, limits)
+    listeners = await bind("127.0.0.1", 0)
+    entrance = Entrance(identities, handler, limits)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(entrance.serve, listeners, local)
-        yield Running(entrance, net.addresses_of(listeners)[0][1])
+        yield Running(entrance, addresses_of(listeners)[0][1])
         nursery.cancel_scope.cancel()
 
 
@@ -116,8 +117,8 @@ async def served(running, who):
 
 
 async def test_both_families_are_bound_on_one_port_and_reached():
-    listeners = await net.bind("0.0.0.0 [::]", 0)
-    addresses = net.addresses_of(listeners)
+    listeners = await bind("0.0.0.0 [::]", 0)
+    addresses = addresses_of(listeners)
     assert [host for host, _ in addresses] == ["0.0.0.0", "::"]
     assert len({port for _, port in addresses}) == 1
     for listener, host in zip(listeners, ("127.0.0.1", "::1"), strict=True):
@@ -129,8 +130,8 @@ async def test_both_families_are_bound_on_one_port_and_reached():
 async def test_what_cannot_be_bound_is_logged_and_skipped(caplog):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        listeners = await net.bind("127.0.0.1 192.0.2.1 no.such.host.invalid 127.0.0.2", port)
-        assert net.addresses_of(listeners) == [("127.0.0.2", port)]
+        listeners = await bind("127.0.0.1 192.0.2.1 no.such.host.invalid 127.0.0.2", port)
+        assert addresses_of(listeners) == [("127.0.0.2", port)]
         told = [record.getMessage() for record in caplog.records]
         assert [text.split(",")[0] for text in told] == [
             "Failed to bind 127.0.0.1",
@@ -140,7 +141,7 @@ async def test_what_cannot_be_bound_is_logged_and_skipped(caplog):
         for listener in listeners:
             await listener.aclose()
         with pytest.raises(KueueError, match="Failed to bind any address!"):
-            await net.bind("127.0.0.1", port)
+            await bind("127.0.0.1", port)
 
 
 async def test_a_name_of_which_one_address_is_not_this_hosts_is_bound_at_the_others():
@@ -155,17 +156,17 @@ async def test_a_name_of_which_one_address_is_not_this_hosts_is_bound_at_the_oth
 
     before = trio.socket.set_custom_hostname_resolver(Names())
     try:
-        listeners = await net.bind("both", 0)
+        listeners = await bind("both", 0)
     finally:
         trio.socket.set_custom_hostname_resolver(before)
-    assert [host for host, _ in net.addresses_of(listeners)] == ["127.0.0.1"]
+    assert [host for host, _ in addresses_of(listeners)] == ["127.0.0.1"]
     for listener in listeners:
         await listener.aclose()
 
 
 async def test_no_address_at_all_has_its_own_sentence():
     with pytest.raises(KueueError, match="No bind addresses configured!"):
-        await net.bind("  ", 0)
+        await bind("  ", 0)
 
 
 @pytest.mark.parametrize("length", [5, 180])
@@ -173,7 +174,7 @@ async def test_the_local_socket_is_private_and_says_who_calls(tmp_path, ours, le
     path = f"{places.own_directory(str(tmp_path / ('d' * length)))}/1-a.sock"
     for _ in range(2):  # the second time over the socket that the first left behind
         address, descriptor = places.socket_address(path)
-        local = await net.bind_unix(address, path)
+        local = await bind_unix(address, path)
         async with serving([ours], local=local):
             assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
             async with (
@@ -191,8 +192,8 @@ async def test_the_local_socket_is_private_and_says_who_calls(tmp_path, ours, le
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
 async def test_another_user_at_the_local_socket_is_not_let_in(tmp_path, ours, monkeypatch):
-    monkeypatch.setattr(net.os, "getuid", lambda: 12345)
-    local = await net.bind_unix(str(tmp_path / "s"), str(tmp_path / "s"))
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    local = await bind_unix(str(tmp_path / "s"), str(tmp_path / "s"))
     async with serving([ours], local=local) as running:
         async with await trio.open_unix_socket(str(tmp_path / "s")) as plain:
             with contextlib.suppress(trio.BrokenResourceError):
@@ -204,7 +205,7 @@ async def test_another_user_at_the_local_socket_is_not_let_in(tmp_path, ours, mo
 async def test_a_file_in_the_place_of_the_local_socket_is_left_alone(tmp_path):
     (tmp_path / "s").write_text("precious")
     with pytest.raises(KueueError, match="not a socket"):
-        await net.bind_unix(str(tmp_path / "s"), str(tmp_path / "s"))
+        await bind_unix(str(tmp_path / "s"), str(tmp_path / "s"))
     assert (tmp_path / "s").read_text() == "precious"
 
 
@@ -313,7 +314,7 @@ async def test_secrets_are_renewed_while_connections_stay(ours, other):
 async def test_nothing_that_is_said_can_be_read_on_the_way(ours):
     async with serving([ours]) as running:
         seen = bytearray()
-        listeners = await net.bind("127.0.0.1", 0)
+        listeners = await bind("127.0.0.1", 0)
 
         async def pump(source, target):
             with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
@@ -330,9 +331,7 @@ async def test_nothing_that_is_said_can_be_read_on_the_way(ours):
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.serve_listeners, relay, listeners)
-            async with net.connect_tls(
-                "127.0.0.1", net.addresses_of(listeners)[0][1], [ours], codec.to_client
-            ) as stream:
+            async with net.connect_tls("127.0.0.1", addresses_of(listeners)[0][1], [ours], codec.to_client) as stream:
                 stream.put([ClientHello(version="TOPSECRET")])
                 assert await stream.receive() == [WELCOME]
             nursery.cancel_scope.cancel()
@@ -406,7 +405,7 @@ async def test_a_bad_peer_ends_only_its_own_connection(ours, attack, caplog):
 
 
 async def test_who_dribbles_or_says_nothing_is_sent_away(ours):
-    limits = net.Limits(handshake_seconds=0.3, hello_seconds=0.3)
+    limits = Limits(handshake_seconds=0.3, hello_seconds=0.3)
     async with serving([ours], limits=limits) as running:
         mute = await trio.to_thread.run_sync(running.tls, ours)
         with socket.create_connection(("127.0.0.1", running.port)) as silent, mute:
@@ -419,7 +418,7 @@ async def test_who_dribbles_or_says_nothing_is_sent_away(ours):
 
 
 async def test_of_too_many_strangers_the_oldest_of_the_busiest_address_goes(ours):
-    async with serving([ours], limits=net.Limits(strangers=3)) as running:
+    async with serving([ours], limits=Limits(strangers=3)) as running:
         with contextlib.ExitStack() as crowd:
             quiet = crowd.enter_context(
                 socket.create_connection(("127.0.0.1", running.port), source_address=("127.0.0.2", 0))
@@ -435,7 +434,7 @@ async def test_of_too_many_strangers_the_oldest_of_the_busiest_address_goes(ours
 
 
 async def test_above_the_cap_a_connection_is_closed_at_once_and_later_ones_are_served(ours):
-    async with serving([ours], limits=net.Limits(connections=2)) as running:
+    async with serving([ours], limits=Limits(connections=2)) as running:
         async with net.connect_tls("127.0.0.1", running.port, [ours], codec.to_client) as first:
             first.put([ClientHello()])
             await first.receive()
@@ -654,11 +653,11 @@ async def test_another_program_at_the_port_is_unreachable_not_refused(ours, beha
                 await stream.send_all(behaviour)
             await stream.receive_some()
 
-    listeners = await net.bind("127.0.0.1", 0)
+    listeners = await bind("127.0.0.1", 0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.serve_listeners, other_program, listeners)
         with pytest.raises(Unreachable, match="did not complete the handshake"):
-            async with net.connect_tls("127.0.0.1", net.addresses_of(listeners)[0][1], [ours], codec.to_worker):
+            async with net.connect_tls("127.0.0.1", addresses_of(listeners)[0][1], [ours], codec.to_worker):
                 pass
         nursery.cancel_scope.cancel()
 
