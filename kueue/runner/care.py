@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from kueue.runner.actions import Finish
+from kueue.runner.attempt import Terms
 from kueue.runner.kin import TICKS
-from kueue.runner.policy import Finish, Terms
 from kueue.runner.spool import Record
 
 IDENTITY = ("job", "queue_id", "tag", "memo", "cgroup", "ordered_wall")

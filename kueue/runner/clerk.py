@@ -7,11 +7,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kueue.runner import cgroup
+from kueue.runner.actions import Tell
 from kueue.runner.care import Care, terms_of
 from kueue.runner.children import boottime
 from kueue.runner.desk import read_order
 from kueue.runner.mirror import OURSELVES
-from kueue.runner.policy import Tell
 from kueue.runner.server_watch import ServerWatch
 from kueue.runner.spool import NumberInUse
 from kueue.runner.tree import tag_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from kueue.runner.actions import Finish
 from kueue.runner.care import Care
-from kueue.runner.policy import Finish
 from kueue.runner.spool import Record
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from kueue.runner.actions import Action, Continue, Finish, Kill, Look, Pause, PauseDone, Start, Tell, Terminate
 from kueue.runner.care import Care
 from kueue.runner.children import boottime
 from kueue.runner.clerk import Clerk
@@ -26,19 +27,7 @@ from kueue.runner.kernel import be_subreaper, name_process
 from kueue.runner.log import Log
 from kueue.runner.mirror import OURSELVES, Mirror
 from kueue.runner.orphans import Orphans
-from kueue.runner.policy import (
-    Action,
-    Continue,
-    Finish,
-    Kill,
-    Look,
-    Pause,
-    PauseDone,
-    Policy,
-    Start,
-    Tell,
-    Terminate,
-)
+from kueue.runner.policy import Policy
 from kueue.runner.reviver import Reviver
 from kueue.runner.rundir import Rundir
 from kueue.runner.server_watch import ServerWatch

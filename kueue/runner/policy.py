@@ -17,183 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
-State: TypeAlias = Literal["queued", "starting", "running", "paused", "stopping", "ended", "gone"]
-Why: TypeAlias = Literal["canceled", "timed_out", "leftovers", "gone"]
+from kueue.runner.actions import Action, Continue, Finish, Kill, Look, Pause, PauseDone, Start, Tell, Terminate
+from kueue.runner.attempt import FIRST_LOOK_SECONDS, Attempt, Terms, Why
 
-SIGTERM = 15  # signal(7); the module `signal` is one of those that this one does without
 SHUTDOWN_SECONDS = 120.0  # how long a service manager waits for those it told to end, at most (user@.service)
 SHUTDOWN_NOTICE_SECONDS = 0.2  # it tells jobs and keeper at the same moment, and a job's end may be seen first
-FIRST_LOOK_SECONDS = 0.02  # a tree that was signalled is mostly gone by then
 LAST_LOOK_SECONDS = 0.5  # and what takes longer is asked twice a second
 PAUSED_LOOK_SECONDS = 1.0  # the kernel itself continues a process group that becomes orphaned
 LEFTOVER_SECONDS = 0.5  # the `tee` at the end of a pipe may drain it after the main process has ended
 SLOW_START_SECONDS = 10.0  # after this a start that hangs on a dead file server is said to people
 WITHDRAWN_KEPT = 4096  # numbers of offers withdrawn before they came; far more than can be under way
-
-
-# --- actions ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Start:
-    """Spawn the main process, unless `not_after` (boottime) has passed: then call `start_refused`."""
-
-    offer: int
-    not_after: float
-
-
-@dataclass(frozen=True)
-class Terminate:
-    """SIGTERM to every process of the tree; then `signalled` and `seen`."""
-
-    offer: int
-
-
-@dataclass(frozen=True)
-class Kill:
-    """SIGKILL to every process of the tree, in passes until no new one shows up; then `signalled` and `seen`."""
-
-    offer: int
-
-
-@dataclass(frozen=True)
-class Pause:
-    """SIGSTOP in passes until nothing of the tree runs; then `seen`."""
-
-    offer: int
-
-
-@dataclass(frozen=True)
-class Continue:
-    """SIGCONT, children before their parents."""
-
-    offer: int
-
-
-@dataclass(frozen=True)
-class Look:
-    """Count what is left of the tree; then `seen`."""
-
-    offer: int
-
-
-@dataclass(frozen=True)
-class Finish:
-    """The attempt is over: write its record, then tell it."""
-
-    offer: int
-    kind: Literal["exited", "signaled", "not_started", "timed_out", "canceled", "gone"]
-    number: int = 0
-    """The exit code, or the signal."""
-    cause: str = ""
-    reason: str = ""
-    after_seconds: float = 0.0
-    leftovers: int = 0
-    paused_seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Tell:
-    """Say how the attempt stands. Words that are no states: ``refused``, ``withdrawn``, ``unknown``; after them there
-    is no such attempt.
-    """
-
-    offer: int
-    word: str
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class PauseDone:
-    """All that had to be paused or killed at this deadline is proven to be."""
-
-    deadline: float
-
-
-Action: TypeAlias = Start | Terminate | Kill | Pause | Continue | Look | Finish | Tell | PauseDone
-
-
-# --- state -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Terms:
-    """What was agreed for an attempt, see `StartAttempt`."""
-
-    on_lost: Literal["rerun", "wait", "fail"] = "rerun"
-    timeout_seconds: float | None = None
-    keep_background: bool = False
-    grace_seconds: float = 10.0
-    line: int | None = None
-
-
-@dataclass
-class Attempt:
-    """One attempt; plain values only, so that it can be handed to whoever takes over."""
-
-    offer: int
-    terms: Terms
-    phase: Literal["queued", "starting", "running", "over"] = "queued"
-    ordered_at: float = 0.0
-    started_at: float | None = None
-    main_ended: bool = False
-    ended_at: float = 0.0
-    exit_code: int | None = None
-    exit_signal: int | None = None
-    stop: Why | None = None
-    stopped_main: bool | None = None
-    """Did our first signal find the main process alive? None: none was sent."""
-    killing: bool = False
-    only_killed: bool = False
-    """No SIGTERM went before the SIGKILL: then an exit code can only be the job's own."""
-    kill_at: float | None = None
-    paused: bool = False
-    pause_proven: bool = False
-    paused_since: float = 0.0
-    paused_seconds: float = 0.0
-    leftovers: int = 0
-    leftovers_since: float | None = None
-    look_at: float | None = None
-    look_gap: float = FIRST_LOOK_SECONDS
-    slow_told: bool = False
-    stuck_told: bool = False
-    gone: bool = False
-    why_not: tuple[str, str] | None = None
-    """(cause, reason) if the program could not be executed."""
-
-    @property
-    def state(self) -> State:
-        if self.phase == "over":
-            return "gone" if self.gone else "ended"
-        if self.phase == "queued":
-            return "queued"
-        if self.stop:
-            return "stopping"
-        if self.paused:
-            return "paused"
-        return "starting" if self.phase == "starting" else "running"
-
-    @property
-    def is_shot(self) -> bool:
-        """A signal ended it. Shells and many programs pass one on as this code; any other is the job's own word."""
-        return self.exit_signal is not None or self.exit_code == 128 + SIGTERM
-
-    @property
-    def may_leave(self) -> bool:
-        """Its background processes, if any, are nobody's to stop."""
-        return self.terms.keep_background and self.stop is None
-
-    @property
-    def line(self) -> int:
-        """The first offer of its line."""
-        return self.offer if self.terms.line is None else self.terms.line
-
-    @property
-    def lives(self) -> bool:
-        """A process of it exists or may come into being at any moment."""
-        return self.phase in ("starting", "running")
 
 
 @dataclass

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kueue.model import Canceled, EndRecord, Exited, Lost, NotStarted, Signaled, TimedOut
-from kueue.runner import policy as p
+from kueue.runner import actions as a
+from kueue.runner.attempt import Terms
+from kueue.runner.policy import Policy
 from kueue.worker import orders as o
 from kueue.worker.known import read_memo
 from tests.sim.processes import Tree
@@ -72,7 +74,7 @@ class Runner:
         self.world = station.world
         self.machine = station.machine
         self.name = name
-        self.policy = p.Policy()
+        self.policy = Policy()
         self.cares: dict[int, Care] = {}
         self.desk: Desk | None = None
         self.is_dead = False
@@ -134,7 +136,7 @@ class Runner:
         told = (self.policy.deadline, self.policy.lapsed, self.policy.pause_told)
         self.program.die()
         self.program = self._new_program()
-        self.policy = p.Policy()
+        self.policy = Policy()
         self.policy.deadline, self.policy.lapsed, self.policy.pause_told = told
         for row in rows:
             assert row is not None
@@ -257,38 +259,38 @@ class Runner:
 
     # --- what the policy decides -------------------------------------------------------------------------------------
 
-    def _do(self, actions: Iterable[p.Action], *, answers: bool = False) -> None:
+    def _do(self, actions: Iterable[a.Action], *, answers: bool = False) -> None:
         todo = deque(actions)
         while todo:
             action = todo.popleft()
             now = self.now()
             match action:
-                case p.Start(offer, not_after):
+                case a.Start(offer, not_after):
                     self._ask_spawner(offer, not_after)
-                case p.Terminate(offer):
+                case a.Terminate(offer):
                     todo += self._signal(offer, kill=False)
-                case p.Kill(offer):
+                case a.Kill(offer):
                     todo += self._signal(offer, kill=True)
-                case p.Pause(offer):
+                case a.Pause(offer):
                     tree = self.station.trees.get(offer)
                     if tree is not None:
                         tree.stop()
                     todo += self.policy.seen(offer, *_count(tree), now)
-                case p.Look(offer):
+                case a.Look(offer):
                     todo += self.policy.seen(offer, *_count(self.station.trees.get(offer)), now)
-                case p.Continue(offer):
+                case a.Continue(offer):
                     tree = self.station.trees.get(offer)
                     if tree is not None:
                         tree.go_on()
-                case p.Finish():
+                case a.Finish():
                     self._finish(action)
-                case p.Tell():
+                case a.Tell():
                     self._say(action, answers)
-                case p.PauseDone(deadline):
+                case a.PauseDone(deadline):
                     self._tell(o.PauseDone(deadline_boottime=deadline))
         self._plan_wake()
 
-    def _signal(self, offer: int, *, kill: bool) -> list[p.Action]:
+    def _signal(self, offer: int, *, kill: bool) -> list[a.Action]:
         tree = self.station.trees.get(offer)
         reached = tree is None or tree.main_lives
         if tree is not None:
@@ -299,7 +301,7 @@ class Runner:
         actions = self.policy.signalled(offer, reached, self.now())
         return actions + self.policy.seen(offer, *_count(tree), self.now())
 
-    def _say(self, tell: p.Tell, answers: bool) -> None:
+    def _say(self, tell: a.Tell, answers: bool) -> None:
         offer = tell.offer
         care = self.cares.get(offer)
         match tell.word:
@@ -321,7 +323,7 @@ class Runner:
                 if state != "running" or tell.note:
                     self._tell(o.Changed(offer=offer, state=state, note=tell.note))
 
-    def _finish(self, finish: p.Finish) -> None:
+    def _finish(self, finish: a.Finish) -> None:
         record = self.station.spool[finish.offer]
         started = self.cares[finish.offer].executed_wall if finish.kind != "not_started" else None
         tree = self.station.trees.get(finish.offer)
@@ -448,8 +450,8 @@ def _count(tree: Tree | None) -> tuple[int, int]:
     return (tree.living, tree.unstopped) if tree is not None else (0, 0)
 
 
-def _terms(order: o.StartAttempt) -> p.Terms:
-    return p.Terms(
+def _terms(order: o.StartAttempt) -> Terms:
+    return Terms(
         on_lost=order.on_lost,
         timeout_seconds=order.timeout_seconds,
         keep_background=order.keep_background,
@@ -458,7 +460,7 @@ def _terms(order: o.StartAttempt) -> p.Terms:
     )
 
 
-def _outcome(finish: p.Finish) -> Exited | Signaled | NotStarted | TimedOut | Canceled | Lost:
+def _outcome(finish: a.Finish) -> Exited | Signaled | NotStarted | TimedOut | Canceled | Lost:
     match finish.kind:
         case "exited":
             return Exited(finish.number)

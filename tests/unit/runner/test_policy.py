@@ -4,20 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kueue.runner.policy import (
-    Attempt,
-    Continue,
-    Finish,
-    Kill,
-    Look,
-    Pause,
-    PauseDone,
-    Policy,
-    Start,
-    Tell,
-    Terminate,
-    Terms,
-)
+from kueue.runner.actions import Continue, Finish, Kill, Look, Pause, PauseDone, Start, Tell, Terminate
+from kueue.runner.attempt import Attempt, Terms
+from kueue.runner.policy import Policy
 
 
 def leased(deadline=100.0):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
-from kueue.runner.policy import Kill, Pause, Policy, Start, Tell, Terms
+from kueue.runner.actions import Kill, Pause, Start, Tell
+from kueue.runner.attempt import Terms
+from kueue.runner.policy import Policy
 
 
 def leased(until=100.0):
