@@ -25,9 +25,9 @@ import math
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
+from kueue.core.jobs import Attempt, Job
 from kueue.core.placement import short_counter, too_small
 from kueue.core.queue import OpenLine, Queue
-from kueue.core.state import Attempt, Job
 from kueue.core.waiting import Group
 from kueue.core.workers import Worker
 from kueue.model import Allocation, EndRecord, JobState, MachineTotals, Now, Request, kind_of

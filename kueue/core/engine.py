@@ -16,10 +16,11 @@ import msgspec
 
 from kueue.core import chaining, holding, reconcile, removal, silence, submission
 from kueue.core import facts as f
+from kueue.core.jobs import Job, payload_of
 from kueue.core.placement import Pick, Room, Round
 from kueue.core.queue import OPERATOR, Queue, Turn, expand, fold, job_ended
 from kueue.core.settings import Settings
-from kueue.core.state import Answer, Job, State, Sums, payload_of
+from kueue.core.state import Answer, State, Sums
 from kueue.core.waiting import smallest
 from kueue.core.workers import Worker
 from kueue.model import Allocation, JobRange, JobState, Now, kind_of

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Mapping
 
 from kueue.core import facts as f
+from kueue.core.jobs import Job
 from kueue.core.queue import OPERATOR, Holding, Queue, expand, portion, too_many
-from kueue.core.state import Job
 from kueue.model import JobState, Now
 from kueue.protocol import messages as m
 

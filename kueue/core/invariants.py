@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from kueue.core.state import Attempt, Job, State, counters_of
+from kueue.core.jobs import Attempt, Job, counters_of
+from kueue.core.state import State
 from kueue.errors import Bug
 from kueue.model import JobState
 

@@ -21,8 +21,9 @@ from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Literal, NamedTuple, TypeAlias
 
+from kueue.core.jobs import GLOBAL_SLOTS, Job, counters_of
 from kueue.core.room import free_room
-from kueue.core.state import GLOBAL_SLOTS, Job, State, counters_of
+from kueue.core.state import State
 from kueue.core.waiting import Group, Shape, smallest, turn_of
 from kueue.model import Allocation, MachineLoad, MachineTotals, Request, Share
 

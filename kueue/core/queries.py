@@ -15,11 +15,11 @@ from datetime import datetime
 from kueue.core import estimates as estimate
 from kueue.core import facts as f
 from kueue.core.engine import Engine
+from kueue.core.jobs import GLOBAL_SLOTS, Attempt, Job, payload_of
 from kueue.core.placement import held_by
 from kueue.core.queue import Queue
 from kueue.core.reasons import READ_ONLY, Sight, first_reason, next_in_line, on_worker, reasons
 from kueue.core.room import free_room
-from kueue.core.state import GLOBAL_SLOTS, Attempt, Job, payload_of
 from kueue.core.wording import comment
 from kueue.core.workers import Worker
 from kueue.model import JobState, Now, Outcome, kind_of, return_code

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from kueue.core import facts as f
+from kueue.core.jobs import GLOBAL_SLOTS, Attempt, Job, StopWish
 from kueue.core.settings import Settings
-from kueue.core.state import GLOBAL_SLOTS, Attempt, Job, Node, State, StopWish
+from kueue.core.state import Node, State
 from kueue.core.wording import outcome_text
 from kueue.core.workers import FAST_FAILURE_SECONDS, Worker
 from kueue.model import EndRecord, Now, Outcome, Request, exit_code, kind_of, return_code

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kueue.core.jobs import Job
 from kueue.core.placement import Obstacle, Room, held_by, obstacle, short_counter, too_small
 from kueue.core.queue import Queue
-from kueue.core.state import Job, Node
+from kueue.core.state import Node
 from kueue.model import JobState, Now, Request
 
 READ_ONLY = "read-only: the server's disk is full, nothing is offered"

@@ -16,8 +16,9 @@ import msgspec
 
 from kueue.core import chaining, removal
 from kueue.core import facts as f
+from kueue.core.jobs import Attempt, Job
 from kueue.core.queue import Queue
-from kueue.core.state import Attempt, Job, Node
+from kueue.core.state import Node
 from kueue.core.wording import outcome_text
 from kueue.core.workers import Worker
 from kueue.model import Canceled, EndRecord, JobState, Lost, NodeRecord, Now

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from kueue.core import facts as f
+from kueue.core.jobs import Job, StopWish
 from kueue.core.queue import OPERATOR, Queue, Removal, expand, portion, too_many
-from kueue.core.state import Job, StopWish
 from kueue.model import Canceled, JobState, Now, kind_of
 from kueue.protocol import messages as m
 

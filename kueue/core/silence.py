@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from kueue.core import chaining, reconcile
 from kueue.core import facts as f
+from kueue.core.jobs import Attempt, Job
 from kueue.core.queue import Queue
-from kueue.core.state import Attempt, Job
 from kueue.core.workers import Worker
 from kueue.model import Canceled, JobState, Lost, Now
 from kueue.protocol import messages as m

@@ -9,9 +9,9 @@ from itertools import chain, pairwise
 from msgspec.structs import replace
 
 from kueue.core import facts as f
+from kueue.core.jobs import Newcomers
 from kueue.core.placement import too_small
 from kueue.core.queue import OPERATOR, Queue
-from kueue.core.state import Newcomers
 from kueue.model import JobRange, Now, OsText, Request, from_os_text
 from kueue.protocol import messages as m
 

@@ -22,8 +22,8 @@ from kueue import __version__, clock
 from kueue.core import queries
 from kueue.core.engine import Engine
 from kueue.core.facts import FinishedJob, Kind
+from kueue.core.jobs import Job
 from kueue.core.queue import job_ended
-from kueue.core.state import Job
 from kueue.errors import Bug, UserError
 from kueue.model import Now, Outcome
 from kueue.protocol import messages as m

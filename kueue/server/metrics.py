@@ -22,11 +22,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from kueue import exposition
 from kueue.core.engine import Engine
 from kueue.core.facts import Aggregates
+from kueue.core.jobs import GLOBAL_SLOTS
 from kueue.core.placement import Room, obstacle, short_counter, too_small
 from kueue.core.queries import worker_state
 from kueue.core.queue import Queue
 from kueue.core.silence import last_sign
-from kueue.core.state import GLOBAL_SLOTS, Node
+from kueue.core.state import Node
 from kueue.core.waiting import Shape
 from kueue.core.workers import Worker
 from kueue.exposition import histogram, label

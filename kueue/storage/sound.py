@@ -11,7 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from kueue.core.facts import JobDone, NodeChanged, RequestAnswered
-from kueue.core.state import payload_of
+from kueue.core.jobs import payload_of
 from kueue.model import Place, kind_of
 from kueue.storage import rows
 from kueue.storage.fragments import TABLES, TOP, Row

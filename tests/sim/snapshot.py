@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kueue.core.engine import Engine
-from kueue.core.state import Attempt, Job
+from kueue.core.jobs import Attempt, Job
 
 ATTEMPT = tuple(name for name in Attempt.__slots__ if name != "allocation")
 

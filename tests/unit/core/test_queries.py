@@ -6,9 +6,9 @@ import pytest
 
 from kueue.core import queries
 from kueue.core.engine import Engine
+from kueue.core.jobs import Job
 from kueue.core.reasons import READ_ONLY, Sight, reasons
 from kueue.core.settings import Settings
-from kueue.core.state import Job
 from kueue.core.workers import Worker
 from kueue.model import EndRecord, Exited, JobRange, MachineTotals, Now, Payload, Place, Request
 from kueue.protocol import messages as m
