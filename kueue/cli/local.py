@@ -18,9 +18,10 @@ from typing import NamedTuple
 import kueue
 from kueue import log, places
 from kueue.cli.session import Session
-from kueue.client import connect, is_this_host
+from kueue.client import connect
 from kueue.config import Config, load
 from kueue.errors import EXIT_REFUSED, KueueError, Refused, Unreachable
+from kueue.transport import is_this_host
 
 _READY_SECONDS = 30.0
 # The first start derives the key of the secret and makes a new store: about a second, on a slow disk several.

@@ -17,12 +17,13 @@ from pathlib import Path
 import msgspec
 
 from kueue import places
-from kueue.client import Client, Server
+from kueue.client import Client
 from kueue.errors import KueueError, Refused, StorageError, Unreachable, UserError
 from kueue.model import to_os_text
 from kueue.server.recovery import state_file
 from kueue.storage import backup
 from kueue.storage.opening import open_to_copy
+from kueue.transport import Server
 
 STARTING_SECONDS = 30.0
 """A server holds its lock before it listens: with a large state for some seconds."""

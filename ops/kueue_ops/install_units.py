@@ -8,9 +8,9 @@ import shlex
 from pathlib import Path
 
 from kueue import config, places
-from kueue.client import is_this_host
 from kueue.config import Config
 from kueue.errors import KueueError
+from kueue.transport import is_this_host
 from kueue_ops import assets, installation, systemd, user_services
 from kueue_ops.steps import Steps
 from kueue_ops.systemd import PARTS, Part

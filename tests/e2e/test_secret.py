@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from kueue import client, config, identity, places
+from kueue import client, config, identity, places, transport
 from tests.support.kill_lab import MORTAL, KillLab
 from tests.support.lab import SECRET
 
@@ -44,7 +44,7 @@ class Machines(KillLab):
         """With the secrets that stand in the server's file now."""
         if self._client is None:
             self._client = client.Client(
-                client.Server("127.0.0.1", self.port, (), self.identities()), tell=lambda _: None
+                transport.Server("127.0.0.1", self.port, (), self.identities()), tell=lambda _: None
             )
         return super().ask_parts(kind, **fields)
 

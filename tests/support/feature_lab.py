@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kueue import client, errors, identity, places
+from kueue import client, errors, identity, places, transport
 from tests.support.lab import SECRET, Lab
 from tests.support.server_program import Worker
 
@@ -42,7 +42,7 @@ class FeatureLab(Lab):
 
     def ask_parts(self, kind: str, **fields: Any) -> list[dict[str, Any]]:
         if self._client is None:
-            server = client.Server("127.0.0.1", self.port, (), [self.identity()])
+            server = transport.Server("127.0.0.1", self.port, (), [self.identity()])
             self._client = client.Client(server)
             self._client.tell = lambda _: None
         return self._client.ask_parts(kind, **fields)

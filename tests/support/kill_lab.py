@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kueue import client, errors, places
+from kueue import client, errors, places, transport
 from tests.support.feature_lab import DONE, SMALL, FeatureLab
 
 __all__ = ["DONE", "IS_FULL", "MORTAL", "SMALL", "KillLab", "ends_of", "is_stopped", "lives", "scaled", "sleepers"]
@@ -167,7 +167,7 @@ class KillLab(FeatureLab):
         one = self.identity()
         sockets = [places.find(str(self.folder / "state")).server_socket(self.port, one.fingerprint)] if local else []
         return client.Client(
-            client.Server("127.0.0.1", self.port, sockets, [one]), patience_seconds=None, tell=lambda _: None
+            transport.Server("127.0.0.1", self.port, sockets, [one]), patience_seconds=None, tell=lambda _: None
         )
 
     def until_all(self, jobs: Sequence[int], *states: str, seconds: float = 60) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from kueue import client
+from kueue import client, transport
 from tests.support.kill_lab import KillLab
 
 
@@ -173,11 +173,11 @@ class NetworkLab(KillLab):
             self._client = client.Client(self._server(), tell=lambda _: None)
         return self._client.ask_parts(kind, **fields)
 
-    def _server(self) -> client.Server:
+    def _server(self) -> transport.Server:
         from kueue import places
 
         one = self.identity()
-        return client.Server(
+        return transport.Server(
             self.address, self.port, [places.find(str(self.state_of("srv"))).server_socket(self.port, one.fingerprint)]
         )
 

@@ -21,8 +21,9 @@ from kueue import identity, places
 from kueue.cli.doctor.file_facts import chosen_state
 from kueue.cli.doctor.finding import Facts
 from kueue.cli.doctor.probes import Note
-from kueue.client import Client, Server, is_this_host
+from kueue.client import Client
 from kueue.errors import ConfigError, KueueError, ProtocolError, Refused, Unreachable
+from kueue.transport import Server, is_this_host
 
 SECRETS = "secrets"
 """Key of the settings facts that must not be shown: keys and certificates as PEM, of the present secret first."""

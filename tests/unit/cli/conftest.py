@@ -14,8 +14,9 @@ from samples import NOON
 from kueue.cli import arguments
 from kueue.cli.screen import Screen
 from kueue.cli.session import Session
-from kueue.client import Client, Server
+from kueue.client import Client
 from kueue.config import Config
+from kueue.transport import Server
 
 
 @pytest.fixture

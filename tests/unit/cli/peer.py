@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from kueue.client import PROTOCOL
+from kueue.transport import PROTOCOL
 
 WELCOME = {"type": "Welcome", "protocol": PROTOCOL, "version": "0.1.0", "queue_id": "q" * 32, "principal": "operator"}
 

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 from peer import WELCOME, answering, frame
 
-from kueue import client as client_module
-from kueue.client import Client, Server, encode, is_this_host
+from kueue.client import Client
 from kueue.errors import ProtocolError, Refused, Unreachable, UserError
 from kueue.protocol import messages
+from kueue.transport import FRAME_LIMIT, PROTOCOL, Server, encode, is_this_host
 
 RANGE = {"payload": {"argv": ["true"]}, "place": {"cwd": "/"}, "request": {}}
 
@@ -27,8 +27,8 @@ def client_of(peer, patience=5.0, told=None):
 
 
 def test_its_protocol_number_and_frame_limit_are_those_of_the_message_table():
-    assert client_module.PROTOCOL == messages.PROTOCOL
-    assert client_module.FRAME_LIMIT == messages.FRAME_LIMIT
+    assert PROTOCOL == messages.PROTOCOL
+    assert FRAME_LIMIT == messages.FRAME_LIMIT
 
 
 def test_a_question_gets_the_answer_with_its_own_number(peers):
