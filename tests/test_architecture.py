@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kueue import errors
-from kueue.cli import arguments
+from kueue.cli import verbs
 from kueue.core import facts, lifecycle
 from kueue.model import JobState
 from kueue.settings import SECTIONS
@@ -78,7 +78,7 @@ def test_every_error_says_in_its_docstring_what_it_means():
 
 def test_every_verb_stands_in_the_readme():
     readme = (ROOT / "README.md").read_text()
-    missing = [verb for verb in arguments.VERBS if not re.search(rf"`{re.escape(verb)}\b", readme)]
+    missing = [verb for verb in verbs.VERBS if not re.search(rf"`{re.escape(verb)}\b", readme)]
     assert not missing
 
 

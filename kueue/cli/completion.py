@@ -21,7 +21,7 @@ from functools import partial
 from argcomplete.finders import ExclusiveCompletionFinder
 from argcomplete.lexers import split_line
 
-from kueue.cli import arguments, candidates, programs
+from kueue.cli import arguments, candidates, programs, verbs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _found(finder: _Finder, words: Sequence[str], prefix: str, prequote: str, wo
         parser, verb = programs.parser(program), ""
     else:
         parser, verb = arguments.parser(), _verb(words)
-        if verb and verb not in arguments.VERBS:
+        if verb and verb not in verbs.VERBS:
             return {}
     if verb == "cmd":
         _leave_command_to_shell(words, prefix)

@@ -6,8 +6,8 @@ import argparse
 import time
 from functools import cached_property
 
-from kueue.cli.arguments import LOOK_PATIENCE_SECONDS, LOOKING, PATIENCE_SECONDS
 from kueue.cli.screen import Screen
+from kueue.cli.verbs import LOOK_PATIENCE_SECONDS, LOOKING, PATIENCE_SECONDS
 from kueue.client import Client, connect
 from kueue.config import Config, load, write_template
 from kueue.errors import EXIT_REFUSED, KueueError, UserError

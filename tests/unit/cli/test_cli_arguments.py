@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kueue.cli import arguments
+from kueue.cli import arguments, verbs
 from kueue.errors import UsageError
 
 
@@ -88,10 +88,10 @@ def test_ids_and_ranges_are_put_in_order_and_joined():
     assert arguments.parse(["list-jobs"]).ids == []
 
 
-@pytest.mark.parametrize("verb", arguments.VERBS)
+@pytest.mark.parametrize("verb", verbs.VERBS)
 def test_the_options_of_all_verbs_are_taken_before_and_behind_each(verb):
     common = ["--config", "x.toml", "--debug", "--patience=5"]
-    example = arguments.VERBS[verb].example.partition(" && ")[0].split()[2:]
+    example = verbs.VERBS[verb].example.partition(" && ")[0].split()[2:]
     before, behind = arguments.parse([*common, verb, *example]), arguments.parse([verb, *common, *example])
     assert vars(before) == vars(behind)
     assert (behind.config, behind.debug, behind.patience) == ("x.toml", True, 5.0)
@@ -169,22 +169,22 @@ def test_state_filters_add_up():
     ]
 
 
-@pytest.mark.parametrize("verb", arguments.VERBS)
+@pytest.mark.parametrize("verb", verbs.VERBS)
 def test_the_help_of_every_verb_has_an_example_that_the_parser_accepts(verb, capsys):
     with pytest.raises(SystemExit) as caught:
         arguments.parse([verb, "--help"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    example = arguments.VERBS[verb].example
+    example = verbs.VERBS[verb].example
     assert f"example:\n  {example}" in text
     assert arguments.parse(example.partition(" && ")[0].split()[1:]).verb == verb
 
 
 def test_the_parser_of_one_verb_is_the_same_as_that_verb_in_the_parser_of_all():
-    verbs = arguments.parser()._subparsers._group_actions[0].choices
-    assert list(verbs) == list(arguments.VERBS)
-    for verb in arguments.VERBS:
-        assert arguments._parser_of(verb)[1].format_help() == verbs[verb].format_help()
+    parts = arguments.parser()._subparsers._group_actions[0].choices
+    assert list(parts) == list(verbs.VERBS)
+    for verb in verbs.VERBS:
+        assert arguments._parser_of(verb)[1].format_help() == parts[verb].format_help()
 
 
 @pytest.mark.parametrize(
@@ -206,10 +206,10 @@ def test_a_word_that_is_no_verb_is_answered_with_what_may_be_meant(words, hint):
 
 
 def test_all_that_other_queues_call_a_verb_leads_to_one_that_exists():
-    assert set(arguments._ALSO_CALLED) <= set(arguments.VERBS)
-    others = " ".join(arguments._ALSO_CALLED.values()).split()
+    assert set(verbs.ALSO_CALLED) <= set(verbs.VERBS)
+    others = " ".join(verbs.ALSO_CALLED.values()).split()
     assert len(set(others)) == len(others)
-    assert not set(others) & set(arguments.VERBS)
+    assert not set(others) & set(verbs.VERBS)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from peer import answering
 
-from kueue.cli import arguments, submit
+from kueue.cli import submit, verbs
 from kueue.config import Config
 from kueue.errors import UsageError, UserError
 from kueue.protocol.messages import FromClient, Submit
@@ -616,8 +616,8 @@ def test_version_tells_of_both_programs(run, peers):
 
 def test_every_verb_that_was_ever_documented_is_there():
     documented = "cmd list-jobs show-job wait-job remove-job clean-jobs list-workers show-worker list-resources"
-    assert set(documented.split()) <= set(arguments.VERBS)
+    assert set(documented.split()) <= set(verbs.VERBS)
     here = Path(submit.__file__).parent
     assert all(
-        (here / f"{verb.handler.partition(':')[0].replace('.', '/')}.py").exists() for verb in arguments.VERBS.values()
+        (here / f"{verb.handler.partition(':')[0].replace('.', '/')}.py").exists() for verb in verbs.VERBS.values()
     )

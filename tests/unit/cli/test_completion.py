@@ -12,7 +12,7 @@ from peer import Talk, answering
 from samples import JOBS
 
 from kueue import places
-from kueue.cli import arguments, candidates, completion
+from kueue.cli import candidates, completion, verbs
 from kueue.identity import identity_of
 
 SECRET = "a secret for these tests alone"
@@ -91,7 +91,7 @@ def job(number, state="running", argv=("sleep", "1"), name=None):
 
 
 def test_every_verb_is_offered_with_its_summary(tab):
-    assert tab("kueue ") == {verb.name: verb.summary for verb in arguments.VERBS.values()}
+    assert tab("kueue ") == {verb.name: verb.summary for verb in verbs.VERBS.values()}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_every_verb_is_offered_with_its_summary(tab):
         ("kueue cmd --on-lost ", {"rerun", "wait", "fail"}),
         ("kueue cmd --on-lost=w", {"--on-lost=wait"}),
         ("kueue node ", {"offline", "online", "dead"}),
-        ("kueue complete ", set(arguments.SHELLS)),
+        ("kueue complete ", set(verbs.SHELLS)),
         ("kueue up ", {"-h", "--help"}),
         ("kueue no-such-verb ", set()),
         ("kueue cmd --timeout ", set()),

@@ -13,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
 import completions
-from kueue.cli import arguments, programs, shells
+from kueue.cli import programs, shells, verbs
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,11 +25,11 @@ def test_a_file_made_from_the_code_is_up_to_date(file):
 
 
 def test_there_is_a_file_for_each_shell_and_no_other():
-    assert tuple(shells.FILES) == arguments.SHELLS
+    assert tuple(shells.FILES) == verbs.SHELLS
     assert {path.name for path in (ROOT / "completions").iterdir()} == set(shells.FILES.values())
 
 
-@pytest.mark.parametrize("shell", arguments.SHELLS)
+@pytest.mark.parametrize("shell", verbs.SHELLS)
 def test_the_script_is_printed_without_reading_or_writing_anything(shell, tmp_path):
     (tmp_path / "broken.toml").write_text("this is no configuration")
     before = sorted(tmp_path.rglob("*"))
@@ -82,7 +82,7 @@ def test_the_rarer_shells_find_no_fault_either(shell, program):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("shell", arguments.SHELLS)
+@pytest.mark.parametrize("shell", verbs.SHELLS)
 def test_a_script_names_every_program_and_leaves_no_mark_unfilled(shell):
     text = shells.script(shell)
     assert all(name in text for name in ("kueue", *programs.PROGRAMS))

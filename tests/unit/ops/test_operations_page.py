@@ -15,7 +15,7 @@ import pytest
 import kueue.server.metrics
 import kueue.worker.metrics
 from kueue import config
-from kueue.cli import arguments
+from kueue.cli import arguments, verbs
 from kueue.errors import KueueError
 from kueue.server import main as server_program
 from kueue.server.metrics import Disk, Sight, families
@@ -76,7 +76,7 @@ def calls_of(page: Path) -> list[tuple[str, ...]]:
 def fault(call: tuple[str, ...]) -> str:
     """What the program says against a call; empty: nothing. A name and a verb alone are no call, but a mention."""
     name, *words = call
-    if len(words) == 1 and words[0] in arguments.VERBS:
+    if len(words) == 1 and words[0] in verbs.VERBS:
         return ""
     words = [{"ID": "7", "VERB": "list-jobs"}.get(word, word) for word in words]
     try:
