@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,11 @@ from kueue.runner.spool import Record
 
 if TYPE_CHECKING:
     from kueue.runner.keeper import Keeper
+
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+PAGE_BYTES = 4096
+FULL = "the disk of its worker was full when it ended: output may be missing"
 
 
 class Ends:
@@ -27,7 +34,9 @@ class Ends:
 
     def finish(self, finish: Finish, now: float) -> None:
         care = self._keeper.cares[finish.offer]
-        self.unwritten[care.offer] = care.conclude(finish, now, time.time())
+        record = self.unwritten[care.offer] = care.conclude(finish, now, time.time())
+        if record["started_wall"] is not None and self._is_full():
+            record["notes"].append(FULL)
         self.write(care)
 
     def write(self, care: Care) -> None:
@@ -36,6 +45,8 @@ class Ends:
         try:
             self._keeper.spool.write_exit(care.offer, record)
         except OSError as error:  # a full disk, most likely: nothing is told that is not written
+            if error.errno in NO_ROOM and record["started_wall"] is not None and FULL not in record["notes"]:
+                record["notes"].append(FULL)
             self._keeper.log(f"the record of attempt {care.offer} cannot be written: {error}")
             self._keeper.once_more(care.offer)
             return
@@ -44,6 +55,14 @@ class Ends:
         self._keeper.mirror.changed.add(care.offer)
         self.drop_tree(care)
         self._keeper.clerk.tell_end(care)
+
+    def _is_full(self) -> bool:
+        """A program that could not write its last words seldom says so."""
+        try:
+            disk = os.statvfs(self._keeper.spool.root)
+        except OSError:
+            return False
+        return disk.f_bavail * disk.f_frsize < PAGE_BYTES
 
     def vanish(self, offer: int) -> None:
         """It never ran: nothing of it is kept."""

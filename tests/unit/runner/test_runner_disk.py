@@ -15,6 +15,7 @@ from kueue.runner.keeper import Keeper, Settings
 from kueue.runner.mirror import OURSELVES
 from kueue.runner.rundir import Rundir
 from kueue.runner.spool import Spool
+from tests.support.small_disk import FILLER, fill, small_disk
 
 WAIT = "while [ ! -e go ]; do sleep 0.02; done; exit 7"
 
@@ -295,3 +296,20 @@ def test_a_socket_for_which_there_is_no_descriptor_costs_none(tmp_path):
         os.close(os.open("/", os.O_PATH))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_an_end_on_a_full_disk_says_that_output_may_be_missing(desk, bench):
+    spool = bench.state / "spool"
+    with small_disk(spool, 1):
+        desk.start(1, "sh", "-c", "while [ ! -e go ]; do sleep 0.02; done; echo result; exit 0")
+        desk.expect("Started", 1)
+        fill(spool)
+        (bench.work / "go").touch()
+        log = bench.state / "runners" / "one" / "log"
+        wait_until(lambda: "the record of attempt 1 cannot be written" in log.read_text())
+        (spool / FILLER).unlink()
+        end = desk.end(1)
+        assert end["outcome"] == {"type": "exited", "code": 0}
+        assert end["notes"] == ["the disk of its worker was full when it ended: output may be missing"]
+        assert bench.text(1) == ""
+        assert desk.run(2, "sh", "-c", "echo well")["notes"] == []
