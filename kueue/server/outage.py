@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 NOTHING_ACCEPTED = "disk full: nothing was accepted"
 HINT = "Free space on the server's disk; it comes back by itself, and `kueue clean-jobs` works meanwhile."
 
+NO_SPARE_HINT = "Free space on the server's disk; it comes back by itself. Not even to forget jobs there is room."
+"""Where the ballast is spent, or there was never room for it."""
+
 
 def show_answering(driver: Driver) -> None:
     """Let what is shown next say that workers are connected, which the record, rebuilt since, cannot know."""

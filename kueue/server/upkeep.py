@@ -13,7 +13,9 @@ from kueue.core.facts import FinishedJob, Kind
 from kueue.errors import DiskFull, KueueError
 from kueue.model import Now
 from kueue.protocol import messages as m
+from kueue.server.outage import NO_SPARE_HINT, NOTHING_ACCEPTED
 from kueue.server.session import PRINCIPAL
+from kueue.storage.limits import BALLAST_BYTES
 from kueue.storage.store import PAGE
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class Upkeep:
         """Until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._serve_questions)
+            nursery.start_soon(self._look_for_spare)
             nursery.start_soon(self._tidy_when_idle)
             while True:
                 await trio.sleep(self.interval_seconds)
@@ -54,6 +57,18 @@ class Upkeep:
                 except KueueError as error:
                     # A full disk, or the end: the next round, or the next start, does it.
                     _log.debug("clean-up waits: %s", error)
+
+    async def _look_for_spare(self) -> None:
+        """Say it while there is time to do something about it."""
+        try:
+            if not await self._driver.read(lambda store: store.restore_ballast()):
+                _log.warning(
+                    "the disk has no room for the %d MB that are kept aside; once it is full, there will be none to "
+                    "forget jobs either",
+                    BALLAST_BYTES // 2**20,
+                )
+        except KueueError as error:
+            _log.debug("nothing could be kept aside: %s", error)
 
     async def clean_old(self) -> int:
         """Drop what ended longer ago than the settings allow; how many that were."""
@@ -100,7 +115,10 @@ class Upkeep:
         except DiskFull:
             # Dropping rows takes room for a moment; the ballast gives it. It is put back when there is room again.
             await self._driver.read(lambda store: store.release_ballast())
-            await self._driver.change(lambda engine, now: engine.clean(rows, by, now), although_full=True)
+            try:
+                await self._driver.change(lambda engine, now: engine.clean(rows, by, now), although_full=True)
+            except DiskFull as error:
+                raise DiskFull(NOTHING_ACCEPTED, hint=NO_SPARE_HINT) from error
 
     async def _tidy_when_idle(self) -> None:
         tidied = -1.0

@@ -203,6 +203,26 @@ async def test_finished_jobs_can_be_cleaned_while_the_disk_is_full():
         assert await client.states() == {}
 
 
+async def test_whoever_cannot_even_clean_on_a_full_disk_is_not_told_to_clean():
+    store = MemoryStore()
+    async with serving(store) as house:
+        client = await house.client()
+        await client.submit("x", held=True)
+        await client.ask(m.RemoveJobs, ids=((0, 0),))
+        store.fail_with = DiskFull("the disk is full")
+        answer = await client.ask(m.CleanJobs)
+        assert isinstance(answer, m.Failed), answer
+        assert answer.error == "disk full: nothing was accepted"
+        assert "clean-jobs" not in answer.hint
+
+
+async def test_a_disk_without_room_for_the_ballast_is_told_at_the_start(caplog):
+    store = MemoryStore()
+    store.restore_ballast = lambda: False
+    async with serving(store):
+        await eventually(lambda: "no room for the 16 MB that are kept aside" in caplog.text, "it is told")
+
+
 async def test_any_other_failure_of_the_store_ends_the_driver():
     store = MemoryStore()
     driver = Driver(store, Settings())
