@@ -51,8 +51,8 @@ def listing(screen: Screen, answer: dict[str, Any], now_wall: float) -> list[str
     states += [f"{state}: {counts[state]}" for state in _COUNTED if counts.get(state)]
     average = f"average job runtime: {format_elapsed(answer.get('average_seconds', 0))}"
     remaining = f"remaining jobs ETA: {format_elapsed(answer.get('eta_seconds', 0))}"
-    lines.append(_flush("--- job status summary ---", average, table_width))
-    lines.append(_flush(", ".join(states), remaining, table_width))
+    for left, right in (("--- job status summary ---", average), (", ".join(states), remaining)):
+        lines += _flush(left, right, table_width, screen.columns)
     return lines
 
 
@@ -300,5 +300,8 @@ def _taken(amount: int, is_wish: bool, taken: int | None) -> str:
     return f" (default; took {taken})" if is_wish and taken is not None and taken != amount else ""
 
 
-def _flush(left: str, right: str, cells: int) -> str:
-    return left + " " * max(1, cells - len(left) - len(right)) + right
+def _flush(left: str, right: str, cells: int, most: int | None) -> list[str]:
+    """Left and right end of a line; two lines where one would be wider than the terminal and the table."""
+    if most is not None and len(left) + 1 + len(right) > max(most, cells):
+        return [left, right]
+    return [left + " " * max(1, cells - len(left) - len(right)) + right]

@@ -128,6 +128,11 @@ class Screen:
             return error
         return KueueError(f"The results cannot be written: {error.strerror}.")
 
+    def shown(self, text: str) -> str:
+        """The text as it will stand there: what the terminal's encoding does not have takes several cells."""
+        encoding = self.out.encoding or "utf-8"
+        return text if text.isascii() else text.encode(encoding, "backslashreplace").decode(encoding)
+
     def styled(self, text: str, style: str) -> str:
         """The text in a style named in this module, if there is colour; `style` may be empty."""
         if not style or not self.has_colour:

@@ -61,6 +61,10 @@ def render(
     screen: Screen, columns: Sequence[Column], rows: Sequence[Sequence[Cell]], *, reserved: int = 0
 ) -> tuple[list[str], int]:
     """The lines of the table, header first, and their width in cells; `reserved` cells of the terminal stay free."""
+    for row in rows:
+        for cell in row:
+            cell.text = screen.shown(cell.text)
+            cell.parts = tuple((screen.shown(piece), style) for piece, style in cell.parts)
     limits = []
     for index, column in enumerate(columns):
         longest = max((width(row[index].text) for row in rows), default=0)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kueue.cli import job_text
+from kueue.cli.job_text import listing
 from kueue.cli.screen import Screen
 from kueue.cli.table import Cell, Column, fit, render
 from kueue.cli.text import harmless, harmless_lines, keep_end, keep_start, pad, shown, width
@@ -124,6 +125,27 @@ def test_every_line_of_a_table_is_equally_wide(columns):
     ]
     lines, cells = render(screen, table, rows)
     assert {width(line) for line in lines} == {cells}
+
+
+def test_a_table_is_straight_also_where_characters_have_to_be_spelled_out():
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    screen = Screen(out, io.StringIO())
+    lines, cells = render(screen, (Column("name", 4), Column("id")), [[Cell("Grüße ☃"), Cell("1")]])
+    for line in lines:
+        screen.print(line)
+    screen.flush()
+    assert {len(line) for line in out.buffer.getvalue().decode().splitlines()} == {cells}
+
+
+@pytest.mark.parametrize(("columns", "count"), [(None, 2), (80, 3), (120, 2)])
+def test_a_summary_that_is_wider_than_the_terminal_takes_another_line(columns, count):
+    screen = Screen(io.StringIO(), io.StringIO())
+    screen.columns = columns
+    states = ("held", "running", "succeeded", "failed", "canceled")
+    lines = listing(screen, {"jobs": [], "counts": [(state, 1) for state in states]}, 0.0)
+    assert len(lines) == count
+    assert all(len(line) <= columns for line in lines if columns is not None)
+    assert lines[-1].endswith("remaining jobs ETA: 0h:00m:00s")
 
 
 def test_without_a_terminal_there_are_no_escape_sequences(monkeypatch):
