@@ -6,6 +6,7 @@ when its backlog is too long; who can leave something out looks at `backlog` fir
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -269,13 +270,22 @@ async def connect_tls(
         yield messages
 
 
+async def _dialled(host: str, port: int) -> trio.SocketStream:
+    stream = await trio.open_tcp_stream(host, port)
+    if stream.socket.getsockname() == stream.socket.getpeername():
+        # Nobody listens, and the kernel has given our own end that very port (RFC 9293, 3.5).
+        await trio.aclose_forcefully(stream)
+        raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+    return stream
+
+
 async def _handshake(host: str, port: int, present: identity.Identity) -> trio.SSLStream[trio.SocketStream] | None:
     """The connection, or None when the server holds another secret."""
     where = _at(host, port)
     with trio.move_on_after(CONNECT_SECONDS):
         try:
             with threads.wanted("name look-up"):
-                stream = await trio.open_tcp_stream(host, port)
+                stream = await _dialled(host, port)
         except (OSError, UnicodeError, ValueError, UserError) as error:
             raise Unreachable(
                 f"Cannot connect to the server at {where}: {_reason(error)}.",

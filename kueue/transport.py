@@ -13,6 +13,7 @@ import _socket
 import json
 import os
 import sys
+from errno import ECONNREFUSED
 
 from kueue import __version__
 from kueue.errors import ProtocolError, Refused, Unreachable, UserError
@@ -131,6 +132,7 @@ def _open_tls(server: Server, welcome_seconds: float, own_server: Callable[[], s
         context = identity.client_context()
         try:
             plain = socket.create_connection((server.host, server.port), timeout=_CONNECT_SECONDS)
+            _must_be_another(plain)
         except (socket.gaierror, UnicodeError) as error:  # the latter of what can be no name: a..b
             why = getattr(error, "strerror", None) or error
             raise Unreachable(
@@ -284,6 +286,13 @@ def _open_local(path: str) -> _socket.socket | None:
         if directory >= 0:
             os.close(directory)
     return sock
+
+
+def _must_be_another(sock: _socket.socket) -> None:
+    """Where nobody listens the kernel may give our own end that very port (RFC 9293, 3.5). Raises `OSError`."""
+    if sock.getsockname() == sock.getpeername():
+        sock.close()
+        raise ConnectionRefusedError(ECONNREFUSED, os.strerror(ECONNREFUSED))
 
 
 def _check_owner(sock: _socket.socket, path: str) -> None:

@@ -227,6 +227,21 @@ async def test_a_client_and_a_worker_with_the_secret_are_served(ours):
         await until(lambda: running.entrance.connections == 0)
 
 
+async def test_a_connection_to_itself_is_no_server(ours, monkeypatch):
+    """Where nobody listens on a port that the kernel gives to clients it may give that very one."""
+
+    async def to_itself(*_):
+        sock = trio.socket.socket()
+        await sock.bind(("127.0.0.1", 0))
+        await sock.connect(sock.getsockname())
+        return trio.SocketStream(sock)
+
+    monkeypatch.setattr(trio, "open_tcp_stream", to_itself)
+    with pytest.raises(Unreachable, match="refused"):
+        async with net.connect_tls("127.0.0.1", 1, [ours], codec.to_client):
+            pass
+
+
 async def test_a_name_that_no_thread_can_look_up_is_that_of_a_server_that_cannot_be_reached(ours, monkeypatch):
     def refused(_):
         raise RuntimeError("can't start new thread")
