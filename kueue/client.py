@@ -15,8 +15,10 @@ from __future__ import annotations
 import os
 import sys
 import time
+from _thread import allocate_lock, get_ident
+from itertools import count
 
-from kueue.errors import Unreachable
+from kueue.errors import Unreachable, UserError
 from kueue.transport import (
     Connection,
     ConnectionLost,
@@ -49,6 +51,8 @@ _PART_CHARACTERS = 2 * 1024 * 1024
 class Client:
     """Asks one server, over one connection at a time that is made when first needed.
 
+    Threads may share one: each question waits for the answer to the one before. A conversation (`watch`, `converse`)
+    needs a client of its own. After a fork the child makes a connection of its own.
     `tell` gets each remark for the person, one sentence.
     """
 
@@ -68,7 +72,8 @@ class Client:
         self.own_server: Callable[[], str] = lambda: ""
         """What to do if a server of this user on this very host may be what refuses us; empty: there is none."""
         self._connection: Connection | None = None
-        self._last_seq = 0
+        self._seqs = count(1)
+        self._own()
 
     def __enter__(self) -> Client:  # noqa: PYI034 - typing.Self is not in Python 3.10
         return self
@@ -82,8 +87,19 @@ class Client:
             self._connection = None
 
     def next_seq(self) -> int:
-        self._last_seq += 1
-        return self._last_seq
+        return next(self._seqs)
+
+    def _own(self) -> None:
+        self._process = os.getpid()
+        self._in_use = allocate_lock()
+        self._asking = 0
+        """The thread that waits for an answer; 0: none."""
+
+    def _drop_inherited(self) -> None:
+        """What the parent has asked since the fork is answered over the same connection."""
+        if self._process != os.getpid():
+            self.close()
+            self._own()
 
     def ask(self, kind: str, **fields: Any) -> Message:
         """The one answer to a question that changes nothing.
@@ -193,6 +209,7 @@ class Client:
         does, but waits for a server that is away for ever. `later`: seconds, and what is asked as well, once, when
         nothing was said for so long.
         """
+        self._drop_inherited()
         outage = _Outage(self, None)
         while True:
             try:
@@ -222,6 +239,17 @@ class Client:
                 outage.wait(str(lost))
 
     def _exchange(self, frames: Sequence[bytes], seq: int) -> list[Message]:
+        self._drop_inherited()
+        if self._asking == get_ident():
+            raise UserError("This client waits for an answer already.", hint="A signal handler needs one of its own.")
+        with self._in_use:
+            self._asking = get_ident()
+            try:
+                return self._answers(frames, seq)
+            finally:
+                self._asking = 0
+
+    def _answers(self, frames: Sequence[bytes], seq: int) -> list[Message]:
         outage = _Outage(self, self.patience_seconds)
         silence_seconds = None if self.patience_seconds is None else max(self.patience_seconds, _WELCOME_SECONDS)
         while True:

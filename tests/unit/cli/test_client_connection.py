@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 
@@ -410,3 +413,100 @@ def test_a_range_of_a_thousand_million_is_waited_for_as_far_as_it_exists(peers):
     with client_of(peers(script)) as client:
         heard = list(client.watch([(0, 10**12)]))
     assert [message.get("id") for message in heard] == [None, 1, 0]
+
+
+def test_a_connection_to_itself_is_no_server(monkeypatch, identity):
+    """Where nobody listens on a port that the kernel gives to clients it may give that very one."""
+
+    def to_itself(*_, **__):
+        sock = socket.socket()
+        sock.bind(("127.0.0.1", 0))
+        sock.connect(sock.getsockname())
+        return sock
+
+    monkeypatch.setattr(socket, "create_connection", to_itself)
+    client = Client(Server("127.0.0.1", 1, (), [identity]), patience_seconds=0.0, tell=lambda _: None)
+    with pytest.raises(Unreachable, match="connection refused"):
+        client.ask("ServerInfo")
+
+
+def echoing(talk):
+    talk.greet()
+    while questions := talk.hear():
+        talk.say(*({"type": "Info", "seq": one["seq"], "word": one["word"]} for one in questions))
+
+
+def test_threads_that_share_a_client_get_their_own_answers(peers):
+    wrong = []
+
+    def ask(client, name):
+        for number in range(50):
+            word = f"{name} {number}"
+            if client.ask("ServerInfo", word=word)["word"] != word:
+                wrong.append(word)
+
+    with client_of(peers(echoing)) as client:
+        threads = [threading.Thread(target=ask, args=(client, name)) for name in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert not any(thread.is_alive() for thread in threads)
+    assert wrong == []
+
+
+FORKING = """
+import os, sys
+from kueue.client import Client
+from kueue.transport import Server
+
+client = Client(Server("nowhere.invalid", 1, [sys.argv[1]]), patience_seconds=5.0)
+assert client.ask("ServerInfo", word="before")["word"] == "before"
+child = os.fork()
+for number in range(100):
+    word = f"{child} {number}"
+    assert client.ask("ServerInfo", word=word)["word"] == word
+if child:
+    sys.exit(os.waitpid(child, 0)[1] != 0)
+"""
+
+
+def test_the_child_of_a_fork_asks_over_a_connection_of_its_own(peers):
+    peer = peers(echoing)
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING, peer.path], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert len(peer.talks) == 2
+
+
+def test_a_question_in_a_signal_handler_that_interrupts_another_is_refused(peers):
+    refused = []
+
+    def script(talk):
+        talk.greet()
+        (question,) = talk.hear()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        wait_for(lambda: refused)
+        talk.say({"type": "Info", "seq": question["seq"], "word": "late"})
+
+    with client_of(peers(script)) as client:
+
+        def handler(*_):
+            with pytest.raises(UserError, match="waits for an answer already") as caught:
+                client.ask("ServerInfo", word="nested")
+            refused.append(caught.value)
+
+        previous = signal.signal(signal.SIGUSR1, handler)
+        try:
+            assert client.ask("ServerInfo", word="first")["word"] == "late"
+        finally:
+            signal.signal(signal.SIGUSR1, previous)
+    assert len(refused) == 1
+
+
+def wait_for(holds):
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
