@@ -17,11 +17,14 @@ _LINES_BESIDE_TABLE = 4
 
 def list_jobs(session: Session) -> int:
     arguments, screen = session.arguments, session.screen
-    limit, states = arguments.num_jobs, sorted(set(arguments.states or ()))
+    states = set(arguments.states or ())
+    if "pending" in states:
+        states.add("held")  # shown as pending (held)
+    limit = arguments.num_jobs
     is_page = limit is None and not (arguments.ids or arguments.json or arguments.quiet)
     if is_page:
         limit = max(1, screen.lines - _LINES_BESIDE_TABLE)
-    question: dict[str, Any] = {"states": states, "limit": limit}
+    question: dict[str, Any] = {"states": sorted(states), "limit": limit}
     if arguments.ids:
         question["ids"] = arguments.ids
     parts = session.client.ask_parts("ListJobs", **question)

@@ -178,10 +178,16 @@ def _fill_list_jobs(one: argparse.ArgumentParser) -> None:
     for letter, state in zip(
         "porsfc", ("pending", "offered", "running", "succeeded", "failed", "canceled"), strict=True
     ):
+        also = ", held ones included" if state == "pending" else ""
         one.add_argument(
-            f"-{letter}", f"--{state}", action="append_const", dest="states", const=state, help=f"show {state} jobs"
+            f"-{letter}",
+            f"--{state}",
+            action="append_const",
+            dest="states",
+            const=state,
+            help=f"show {state} jobs{also}",
         )
-    one.add_argument("--held", action="append_const", dest="states", const="held", help="show held jobs")
+    one.add_argument("--held", action="append_const", dest="states", const="held", help="show held jobs only")
     _add_ids(one, optional=True)
     _add_json(one, quiet="print ids only")
 

@@ -91,8 +91,9 @@ def ids_of(done):
 
 def test_each_state_can_be_asked_for_and_two_are_a_union(lab, one_of_each):
     ids = one_of_each
+    # A held job is listed as "pending (held)".
+    assert ids_of(lab.kueue("list-jobs", "-p", "--quiet")) == sorted([ids["pending"], ids["held"]])
     for flag, state in (
-        ("-p", "pending"),
         ("-r", "running"),
         ("-s", "succeeded"),
         ("-f", "failed"),

@@ -90,7 +90,7 @@ def test_list_jobs_asks_for_what_was_chosen(run, peers):
     peer = peers(answering({"ListJobs": listing(())}))
     run(peer, "list-jobs", "-f", "-p", "-n", "5", "3-7")
     (question,) = json.loads(peer.talks[0].frames[1][4:])
-    assert question["states"] == ["failed", "pending"]
+    assert question["states"] == ["failed", "held", "pending"]
     assert question["limit"] == 5
     assert question["ids"] == [[3, 7]]
 
