@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -48,6 +49,19 @@ def processes_left() -> dict[int, str]:
         if mark in environ.split(b"\0") and state != "Z":
             found[int(entry.name)] = command
     return found
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_they_were():
+    """Whoever starts the log of a program in this process does not decide what later tests see of it."""
+    root = logging.getLogger("kueue")
+    before = root.level, root.propagate, list(root.handlers)
+    kept = {name: getattr(logging, name) for name in ("_srcfile", "logThreads", "logProcesses", "raiseExceptions")}
+    yield
+    root.propagate, root.handlers[:] = before[1], before[2]
+    root.setLevel(before[0])
+    for name, value in kept.items():
+        setattr(logging, name, value)
 
 
 @pytest.fixture(scope="session", autouse=True)

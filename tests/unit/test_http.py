@@ -296,6 +296,7 @@ async def test_a_place_that_is_taken_is_said_once_and_had_when_it_is_free(monkey
 
 async def test_a_place_whose_name_no_thread_can_look_up_is_served_when_one_can(monkeypatch, caplog):
     monkeypatch.setattr(http, "AGAIN_SECONDS", 0.05)
+    caplog.set_level(logging.INFO, "kueue")
     real, refused = trio.socket.getaddrinfo, []
 
     async def look_up(*arguments, **more):
@@ -306,8 +307,7 @@ async def test_a_place_whose_name_no_thread_can_look_up_is_served_when_one_can(m
 
     monkeypatch.setattr(trio.socket, "getaddrinfo", look_up)
     async with trio.open_nursery() as nursery:
-        with caplog.at_level(logging.INFO):
-            nursery.start_soon(Site(PAGES).listen, "localhost:0", "figures")
-            await eventually(lambda: "figures at http://" in caplog.text, "it is served")
+        nursery.start_soon(Site(PAGES).listen, "localhost:0", "figures")
+        await eventually(lambda: "figures at http://" in caplog.text, "it is served")
         assert "limit of processes" in caplog.text
         nursery.cancel_scope.cancel()
