@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import resource
 import socket
 import stat
 import struct
@@ -31,6 +32,9 @@ from kueue.protocol.messages import FRAME_LIMIT, FromClient, FromWorker
 
 HANDSHAKE_SECONDS = 10.0
 HELLO_SECONDS = 10.0
+
+_SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""What `accept` says when this process or this machine has run out of something."""
 
 _OURS = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK})
 """What `accept` says of a listener that is broken; all else is about one peer, or passes (accept(2))."""
@@ -163,6 +167,7 @@ class Entrance:
         self._handler = handler
         self._strangers: dict[trio.CancelScope, str] = {}
         self._quiet = _Quiet()
+        self._shortage = Shortage()
         self.renew(identities)
 
     def renew(self, identities: Sequence[identity.Identity]) -> None:
@@ -193,8 +198,11 @@ class Entrance:
                 except OSError as error:
                     if error.errno in _OURS:
                         raise
-                    # Mostly out of descriptors: those that are connected go on, new ones wait in the kernel's queue.
-                    self._quiet.say("cannot accept connections for now: %s", error.strerror)
+                    # Those that are connected go on, new ones wait in the kernel's queue.
+                    if error.errno in _SHORT:
+                        self._shortage.met(error, nursery)
+                    else:
+                        self._quiet.say("cannot accept a connection: %s", error.strerror)
                     await trio.sleep(0.1)
                 else:
                     nursery.start_soon(self._meet, stream, meet)
@@ -273,6 +281,47 @@ class Entrance:
                 return
             self.refused_total += 1
             self._quiet.say("%s: %s", peer.name, "left without a hello" if hello is not None else "said no hello")
+
+
+class Shortage:
+    """A time in which no connection can be accepted: said when it begins, each minute while it lasts, and at its end.
+
+    It is over when nothing has failed for ten seconds: at a limit each connection that leaves lets one more in.
+    """
+
+    AGAIN_SECONDS, CALM_SECONDS = 60.0, 10.0
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._said = self._last = 0.0
+
+    def met(self, error: OSError, nursery: trio.Nursery) -> None:
+        """Once more nothing could be accepted. `nursery`: for the task that sees the end."""
+        self._last = now = trio.current_time()
+        if self._began is None:
+            self._began = now
+            nursery.start_soon(self._see_end)
+        elif now - self._said < self.AGAIN_SECONDS:
+            return
+        self._said = now
+        _log.warning(
+            "cannot accept connections for now: %s%s; those that are open go on",
+            error.strerror,
+            f" (the limit is {_files()}: raise `ulimit -Hn` or LimitNOFILE=)" if error.errno == errno.EMFILE else "",
+        )
+
+    async def _see_end(self) -> None:
+        rest = self.CALM_SECONDS
+        while rest > 0:
+            await trio.sleep(rest)
+            rest = self._last + self.CALM_SECONDS - trio.current_time()
+        assert self._began is not None
+        _log.info("connections are accepted again; for %.0f s that failed", self._last - self._began)
+        self._began = None
+
+
+def _files() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 class _Quiet:

@@ -1,6 +1,7 @@
 """Binding, proof, streams of messages, and everything a bad peer may try: over real sockets."""
 
 import contextlib
+import errno
 import logging
 import os
 import resource
@@ -14,7 +15,7 @@ import trio
 import trio.testing
 
 from kueue import identity, net, places
-from kueue.entrance import Entrance, Limits, addresses_of, bind, bind_unix
+from kueue.entrance import Entrance, Limits, Shortage, addresses_of, bind, bind_unix
 from kueue.errors import KueueError, ProtocolError, Refused, Unreachable
 from kueue.model import MachineTotals
 from kueue.protocol import codec
@@ -461,8 +462,10 @@ async def test_above_the_cap_a_connection_is_closed_at_once_and_later_ones_are_s
         await served(running, ours)
 
 
-async def test_without_descriptors_the_connected_go_on_and_others_wait(ours, caplog):
+async def test_without_descriptors_the_connected_go_on_and_others_wait(ours, caplog, monkeypatch):
     caplog.set_level(logging.INFO, "kueue")
+    monkeypatch.setattr("kueue.entrance.Shortage.CALM_SECONDS", 0.5)
+    monkeypatch.setattr("kueue.entrance.Shortage.AGAIN_SECONDS", 1000.0)
     async with (
         serving([ours]) as running,
         net.connect_tls("127.0.0.1", running.port, [ours], codec.to_client) as stream,
@@ -482,16 +485,36 @@ async def test_without_descriptors_the_connected_go_on_and_others_wait(ours, cap
                 while True:
                     hoard.append(os.dup(0))
             late.connect(("127.0.0.1", running.port))
-            await until(lambda: any("cannot accept connections" in record.getMessage() for record in caplog.records))
+            await until(lambda: "cannot accept connections" in caplog.text)
             stream.put([ServerInfo(seq=3)])
             assert len(await stream.receive()) == 1
+            await trio.sleep(1.0)  # many tries later
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             for descriptor in hoard:
                 os.close(descriptor)
         await until(lambda: running.entrance.connections == 3)
+        await until(lambda: "connections are accepted again" in caplog.text)
         waiting.close()
         late.close()
+    said = [(record.levelname, record.getMessage()) for record in caplog.records if "accept" in record.getMessage()]
+    assert [level for level, _ in said] == ["WARNING", "INFO"]
+    assert f"Too many open files (the limit is {spare}" in said[0][1]
+
+
+async def test_a_lasting_want_of_descriptors_is_told_again_after_a_while(caplog, autojump_clock):
+    caplog.set_level(logging.INFO, "kueue")
+    shortage = Shortage()
+    async with trio.open_nursery() as nursery:
+        for _ in range(1300):
+            shortage.met(OSError(errno.ENFILE, os.strerror(errno.ENFILE)), nursery)
+            await trio.sleep(0.1)
+        assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
+        # One that comes in now and then, as others leave, does not end it.
+        await trio.sleep(9)
+        shortage.met(OSError(errno.ENFILE, os.strerror(errno.ENFILE)), nursery)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 3 + ["INFO"]
+    assert "for 139 s" in caplog.text
 
 
 async def test_a_scanner_does_not_fill_the_log(ours, caplog):
