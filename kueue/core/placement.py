@@ -75,8 +75,6 @@ class CounterShort(NamedTuple):
     def sentence(self) -> str:
         if self.name == GLOBAL_SLOTS:
             return f"global_max_parallel_jobs: {self.used} of {self.total} slots used, {self.asked} asked for"
-        if self.total == 0:
-            return f"{self.name} is not configured on the server any more"
         return f"{self.name}: {self.used} of {self.total} used, {self.asked} asked for"
 
 

@@ -18,7 +18,7 @@ from kueue.core.engine import Engine
 from kueue.core.jobs import GLOBAL_SLOTS, Attempt, Job, payload_of
 from kueue.core.placement import held_by
 from kueue.core.queue import Queue
-from kueue.core.reasons import READ_ONLY, Sight, first_reason, next_in_line, on_worker, reasons
+from kueue.core.reasons import READ_ONLY, Sight, first_reason, gone, next_in_line, on_worker, reasons
 from kueue.core.room import free_room
 from kueue.core.wording import comment
 from kueue.core.workers import Worker
@@ -255,7 +255,7 @@ def explain(engine: Engine, job: Job, now: Now) -> tuple[str, list[tuple[str, bo
         used = queue.state.used.get(name, 0) - own.get(name, 0)
         shown = "global_max_parallel_jobs" if name == GLOBAL_SLOTS else name
         fits = used + amount <= total
-        sentence = f"{used} of {total} used, {amount} asked for"
+        sentence = f"{used} of {total} used, {amount} asked for" if name in totals else gone(name)
         counters.append((shown, fits, f"would fit: {sentence}" if fits else sentence))
     if job.state in {JobState.HELD, JobState.PENDING} or job.may_be_given_away:
         verdict = first_reason(sight, job)

@@ -60,7 +60,9 @@ def _reasons(sight: Sight, job: Job) -> Iterator[str]:
         return
     request = job.template.request
     short = short_counter(request, queue.state.used, sight.counters, held_by(queue.state, job))
-    waits = [] if short is None else [f"waiting for {short.sentence()}"]
+    waits: list[str] = []
+    if short is not None:
+        waits = [f"waiting for {short.sentence()}" if short.name in sight.counters else gone(short.name)]
     if not sight.nodes:
         yield from (*waits, READ_ONLY if queue.answering else "no worker is connected")
         return
@@ -84,6 +86,11 @@ def _reasons(sight: Sight, job: Job) -> Iterator[str]:
             is_about_to_be_offered = False
     if is_about_to_be_offered:
         yield "about to be offered"
+
+
+def gone(counter: str) -> str:
+    """What holds up a job that asks for a counter that a reload has taken away."""
+    return f"the server has no {counter} any more: [global_resources] of its settings does not name it"
 
 
 def on_worker(sight: Sight, job: Job, node: Node) -> tuple[bool, str]:

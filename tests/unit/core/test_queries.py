@@ -66,6 +66,21 @@ def test_a_waiting_job_is_explained_per_worker_and_counter(engine):
     assert counters == [("global_max_parallel_jobs", True, "would fit: 4 of 100 used, 1 asked for")]
 
 
+def test_a_counter_that_a_reload_has_taken_away_is_told_in_a_sentence(engine):
+    entry = JobRange(payload=Payload(argv=("true",)), place=Place(cwd="/d"), request=Request(counters=(("genus", 2),)))
+    engine.reload(Settings(counters={"genus": 2}), NOW)
+    engine.handle(9, m.Submit(seq=1, request_id="e", ranges=(entry,)), NOW)
+    job = engine.state.jobs[8]
+    engine.reload(Settings(counters={"genus": 0}), NOW)
+    assert reasons(Sight(engine.queue, NOW), job)[0] == "waiting for genus: 0 of 0 used, 2 asked for"
+    engine.reload(Settings(counters={}), NOW)
+    sentence = "the server has no genus any more: [global_resources] of its settings does not name it"
+    assert row_of(engine, job).note == sentence
+    verdict, _, counters = queries.explain(engine, job, NOW)
+    assert verdict == sentence
+    assert counters[0] == ("genus", False, sentence)
+
+
 def test_a_silent_worker_is_named_with_its_jobs(engine):
     engine.session_closed(1, NOW)
     assert row_of(engine, engine.state.jobs[0]).note == "worker ralab04 not connected"
