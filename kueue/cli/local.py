@@ -167,11 +167,10 @@ def _start(session: Session, daemon: Daemon, config: Config, is_ready: Callable[
             screen.status(f"starting the {daemon.what} ...")
             has_ended = process.poll() is not None
             if has_ended and not places.is_locked(daemon.lock):
-                raise KueueError(
-                    f"The {daemon.what} ended at once: {_last_words(descriptor, begin, daemon.log)}",
-                    hint=f"All it said: {daemon.log}",
-                )
-            if has_ended or is_ready():
+                why, advice = _last_words(descriptor, begin, daemon.log)
+                raise KueueError(f"The {daemon.what} ended at once: {why}", hint=f"{advice}All it said: {daemon.log}")
+            # Ready without a lock is another one, whose lock was removed and is about to be put back.
+            if has_ended or (is_ready() and places.is_locked(daemon.lock)):
                 if has_ended or daemon.pid() not in {None, process.pid}:
                     # Another `kueue up` was quicker. Ours must not take over later, when that one is told to end.
                     process.kill()
@@ -185,10 +184,10 @@ def _start(session: Session, daemon: Daemon, config: Config, is_ready: Callable[
                 return
             time.sleep(_LOOK_SECONDS)
         process.returncode = 0
+        why, advice = _last_words(descriptor, begin, daemon.log)
         raise KueueError(
-            f"The {daemon.what} (pid {process.pid}) is not ready after {_READY_SECONDS:g} s: "
-            f"{_last_words(descriptor, begin, daemon.log)}",
-            hint=f"All it said: {daemon.log}",
+            f"The {daemon.what} (pid {process.pid}) is not ready after {_READY_SECONDS:g} s: {why}",
+            hint=f"{advice}All it said: {daemon.log}",
         )
     finally:
         os.close(descriptor)
@@ -308,8 +307,11 @@ def _import_root() -> str:
     return "/" if root.endswith(("site-packages", "dist-packages")) else root
 
 
-def _last_words(descriptor: int, begin: int, path: str) -> str:
-    """What it said went wrong, in the file that it was given at `begin`, or in the one that has its name by now."""
+def _last_words(descriptor: int, begin: int, path: str) -> tuple[str, str]:
+    """(What it said went wrong, its hint with a blank behind it; empty if none).
+
+    In the file that it was given at `begin`, or in the one that has its name by now.
+    """
     size = os.fstat(descriptor).st_size
     begin = max(begin, size - _LOG_TAIL_BYTES)
     said = os.pread(descriptor, size - begin, begin).decode("utf-8", "replace")
@@ -317,4 +319,6 @@ def _last_words(descriptor: int, begin: int, path: str) -> str:
         if not os.path.sameopenfile(descriptor, file.fileno()):
             file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_TAIL_BYTES))
             said += file.read().decode("utf-8", "replace")
-    return log.complaint(said) or "it said nothing."
+    _, _, behind = said.rpartition("Error: ")
+    hints = [line.removeprefix("Hint: ") for line in behind.splitlines() if line.startswith("Hint: ")]
+    return log.complaint(said) or "it said nothing.", f"{log.safe(hints[0])} " if hints else ""

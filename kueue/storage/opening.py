@@ -3,7 +3,7 @@
 Rules
 - Every reason to refuse is found through a connection that can only read, so that a refused file stays as it is, byte
   for byte, with the log beside it.
-- A new file appears under its name only when it is complete.
+- A new file appears under its name only when it is complete, and never where another one has been.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ from kueue.storage import schema
 from kueue.storage.damage import DAMAGE, LEFT, words
 
 MAGIC = b"SQLite format 3\0"
+
+LEFT_BESIDE = ("-wal", "-journal", ".ballast")
+"""Made only beside a state that has its name, so that they tell of one that is gone: not even a first start that is
+killed leaves them alone.
+"""
 
 
 class Host(NamedTuple):
@@ -148,13 +153,14 @@ def _create(wanted: Wanted) -> None:
                 f"{path} is missing, but {draft.name} is there: a {kind} was interrupted",
                 hint=f"Do it again (kueue_server {option}), or move that file away to begin with an empty queue.",
             )
-    for leftover in ("-wal", "-journal"):
-        log = path.with_name(path.name + leftover)
-        if log.exists() and log.stat().st_size:
-            raise StorageError(
-                f"{path} is missing, but {log.name} is there",
-                hint="Put the file back, or move that one away to begin with an empty queue.",
-            )
+    left = [f"{path.name}{suffix}" for suffix in LEFT_BESIDE if path.with_name(f"{path.name}{suffix}").exists()]
+    # Another server may have made it meanwhile.
+    if left and not path.exists():
+        raise StorageError(
+            f"The state {path} is missing, though there was one; what is left of it: {', '.join(left)}",
+            hint="Put it back, or take a backup (`kueue_server --restore FILE`). To begin with an empty queue, remove "
+            "what is left.",
+        )
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.new-{os.getpid()}")
     draft.unlink(missing_ok=True)

@@ -29,6 +29,7 @@ from kueue.storage.damage import DAMAGE, LEFT, words
 from kueue.storage.history import History
 from kueue.storage.limits import BALLAST_BYTES, EVENTS_KEPT, EVENTS_KEPT_SECONDS, REQUESTS_KEPT_SECONDS
 from kueue.storage.opening import Host, Wanted, connect, this_host
+from kueue.storage.own_files import File, OwnFiles, file_at
 from kueue.storage.plan import NewRange, Plan, folded, plan
 from kueue.storage.room import Ballast, has_room
 from kueue.storage.store import PAGE, Batch, Event
@@ -54,9 +55,9 @@ class SqliteStore:
     Raises `StorageError` if the file cannot be used, and then leaves it as it is.
     """
 
-    _open: ClassVar[set[tuple[int, int]]] = set()
-    """(device, inode) of the files that this process has open: SQLite's lock keeps out other processes only as long as
-    this one opens the file just once."""
+    _open: ClassVar[set[File]] = set()
+    """Those that this process has open: SQLite's lock keeps out other processes only as long as this one opens the file
+    just once."""
 
     def __init__(
         self,
@@ -75,13 +76,14 @@ class SqliteStore:
         self._wall = wall
         self._is_closed = False
         with self._translated():
-            if path.exists() and self._identity() in self._open:
+            if path.exists() and file_at(path) in self._open:
                 raise _in_use(path)
             self._connection = connect(Wanted(path, is_network, host or this_host(), take_over, target, steps))
-        self._file = (0, 0)
+        self._file: File = (0, 0)
         try:
             with self._translated():
-                self._file = self._identity()
+                self._files = OwnFiles(self._connection, path, is_network=is_network)
+                self._file = self._files.state
                 self._open.add(self._file)
                 self._blobs = Blobs(self._connection)
                 self._history = History(self._connection, self._blobs)
@@ -93,10 +95,6 @@ class SqliteStore:
         except BaseException:
             self.close()
             raise
-
-    def _identity(self) -> tuple[int, int]:
-        stat = self._path.stat()
-        return stat.st_dev, stat.st_ino
 
     def _one(self, query: str) -> int | str | bytes:
         row = self._connection.execute(query).fetchone()
@@ -153,7 +151,6 @@ class SqliteStore:
 
     def commit(self, batch: Batch) -> None:
         planned = plan(batch)
-        self._must_be_there()
         with self._transaction():
             self._store_ranges(planned.ranges)
             self._connection.executemany(RETURN, [(job, job, offer, offer) for job, offer in planned.returned])
@@ -168,16 +165,6 @@ class SqliteStore:
             self._blobs.settle()
             self._connection.execute("UPDATE aggregates SET body = ?", (rows.encode(batch.aggregates),))
         self._seq += len(batch.facts)
-
-    def _must_be_there(self) -> None:
-        """Raises `StorageError` when the file was removed or replaced: what we write then nobody would find again."""
-        with contextlib.suppress(OSError):
-            if self._identity() == self._file:
-                return
-        raise StorageError(
-            f"{self._path} was removed or replaced while the server runs: nothing was accepted",
-            hint="Put it back if you can, and start the server again.",
-        )
 
     def _store_ranges(self, ranges: list[NewRange]) -> None:
         take = self._blobs.take
@@ -371,6 +358,7 @@ class SqliteStore:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
         with self._translated(is_write=True):
+            self._files.assure()
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
                 yield
@@ -381,6 +369,7 @@ class SqliteStore:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
+            self._files.note()
 
     @contextlib.contextmanager
     def _translated(self, *, is_write: bool = False) -> Iterator[None]:

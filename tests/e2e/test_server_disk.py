@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import subprocess
+import sys
 import time
 
 import pytest
@@ -125,6 +126,42 @@ def test_a_damaged_state_is_left_alone_and_recover_saves_what_can_be_read(server
     with server.client() as client:
         assert len(client.states()) == 60
         assert client.submit("c")[0] >= 60
+
+
+def test_what_is_acknowledged_after_its_log_was_taken_away_survives_kill_9(server):
+    server.start()
+    with server.client() as client:
+        acknowledged = client.submit("a", count=3)
+        (server.state / "server" / "queue.sqlite-wal").unlink()
+        acknowledged += client.submit("b", count=3)
+        acknowledged += client.submit("c", count=3)
+    server.kill()
+    assert server.said().count("Nothing is lost") == 1
+    server.start()
+    with server.client() as client:
+        assert sorted(client.states()) == acknowledged
+        assert client.submit("d") == [9]
+
+
+def test_a_state_that_was_removed_is_not_made_anew_and_kueue_up_says_why(server):
+    server.start()
+    file = server.state / "server" / "queue.sqlite"
+    with server.client() as client:
+        client.submit("a", count=3)
+    assert server.stop() == 0
+    kept = file.with_name("kept")
+    file.rename(kept)
+    for command in (server.command(), [sys.executable, "-m", "kueue.cli.main", "up"]):
+        environ = {**server.environ(), "KUEUE_CONFIG": str(server.config)}
+        refused = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        assert refused.returncode == 1
+        assert f"The state {file} is missing, though there was one" in refused.stderr
+        assert "`kueue_server --restore FILE`" in refused.stderr
+        assert not file.exists()
+    kept.rename(file)
+    server.start()
+    with server.client() as client:
+        assert len(client.states()) == 3
 
 
 def test_recover_is_refused_while_a_server_runs(server):

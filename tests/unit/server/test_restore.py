@@ -116,7 +116,8 @@ def test_a_new_machine_leaves_a_gap_in_the_numbers(where, state, copy):
 
 
 def test_a_state_of_another_queue_or_a_spoiled_one_tells_no_numbers_and_is_kept(where, state, copy):
-    state.unlink()
+    for path in state.parent.glob(f"{state.name}*"):
+        path.unlink()
     opened(state).close()
     assert restore(where, str(copy), take_over=False) == 0
     assert facts_of(state)[1].next_job == 5 + SKIPPED

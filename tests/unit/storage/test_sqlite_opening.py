@@ -161,11 +161,58 @@ def test_what_a_crash_left_in_the_log_is_there_after_the_next_start(tmp_path):
     assert not path.with_name("state.sqlite-shm").exists()
 
 
-def test_a_log_without_its_file_is_not_taken_for_an_empty_queue(tmp_path):
+@pytest.mark.parametrize(
+    ("left", "how"), [("-wal", ()), ("-journal", ("network",)), (".ballast", ()), (".ballast", ("network",))]
+)
+def test_a_state_that_is_missing_beside_what_belongs_to_it_is_not_made_anew(tmp_path, left, how):
     path = tmp_path / "state.sqlite"
-    crashed(path)
+    crashed(path, *how)
     path.rename(tmp_path / "elsewhere")
-    assert "is missing" in refused(path)
+    for entry in tmp_path.iterdir():
+        if entry.name not in {"elsewhere", f"state.sqlite{left}"}:
+            entry.unlink()
+    sentence = refused(path, is_network=bool(how))
+    assert "is missing, though there was one" in sentence
+    assert f"state.sqlite{left} |" in sentence
+    assert "--restore" in sentence
+    path.with_name(f"state.sqlite{left}").unlink()
+    opened(path).close()
+
+
+FIRST_STARTS = """
+import os, sys, threading
+from pathlib import Path
+from kueue.storage.sqlite import SqliteStore
+WATCHED = {"open", "sqlite3.connect", "os.link", "os.mkdir", "os.remove", "os.rename", "os.truncate"}
+def begin(path, number):
+    met = 0
+    def hook(event, _):
+        nonlocal met
+        if event in WATCHED:
+            met += 1
+            if met == number:
+                os._exit(7)
+    sys.addaudithook(hook)
+    SqliteStore(path, ballast_bytes=4096)
+    os._exit(0)
+for number in range(1, 1000):
+    path = Path(sys.argv[1], str(number), "state.sqlite")
+    child = os.fork()
+    if not child:
+        begin(path, number)
+    _, status = os.waitpid(child, 0)
+    SqliteStore(path, ballast_bytes=4096).close()
+    if not status:
+        print(number)
+        break
+"""
+
+
+def test_a_first_start_that_is_killed_at_any_step_can_be_made_again(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-c", FIRST_STARTS, str(tmp_path)], check=True, timeout=120, capture_output=True, text=True
+    )
+    assert int(ended.stdout) > 8
 
 
 def test_on_a_network_file_system_there_is_no_write_ahead_log(tmp_path):
