@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import kueue
-from kueue import log, places
+from kueue import inside_job, log, places
 from kueue.cli.session import Session
 from kueue.client import connect
 from kueue.config import Config, load
@@ -149,6 +149,7 @@ def _start(session: Session, daemon: Daemon, config: Config, is_ready: Callable[
     if places.is_locked(daemon.lock):
         _await_running(session, daemon, config, is_ready)
         return
+    inside_job.refuse(f"A {daemon.what}", f"`ssh {socket.gethostname()} kueue up`")
     begin = os.path.getsize(daemon.log) if os.path.exists(daemon.log) else 0  # noqa: PTH110, PTH202 - see above
     # It is read by this descriptor, too: a log that gets too long has another name after that.
     descriptor = os.open(daemon.log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

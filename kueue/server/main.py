@@ -12,7 +12,7 @@ from pathlib import Path
 
 import trio
 
-from kueue import __version__, config, console, identity, log, places
+from kueue import __version__, config, console, identity, inside_job, log, places
 from kueue.config import Config
 from kueue.errors import EXIT_OWN_FAILURE, ConfigError, KueueError, UsageError
 from kueue.server import copies, recovery, restore
@@ -104,6 +104,8 @@ def _complain(error: KueueError, *, trace: bool) -> None:
 def _run(options: argparse.Namespace) -> int:
     if options.force and not options.backup:
         raise UsageError("--force belongs to --backup.")
+    if not _is_for_once(options):
+        inside_job.refuse("A server", "by a login of its own (ssh), or `systemd-run --user kueue_server`")
     settings = _settings(options.config, may_make=not _is_for_once(options))
     if options.log_file:
         try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from kueue import inside_job
 from kueue.model import Share, from_os_text
 from kueue.protocol.messages import Offer
 
@@ -61,6 +62,8 @@ def additions(offer: Offer, share: Share, worker: str) -> dict[str, str]:
     env["KUEUE_RAM_MB"] = str(share.ram_mb)
     env["KUEUE_SLOTS"] = str(share.slots)
     env["KUEUE_WORKER"] = worker
+    if offer.terms.keep_background:
+        env[inside_job.OVERRIDE] = "1"  # what it starts may stay
     units = _units(share.named, "gpu")
     if units is not None:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, units))

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from kueue import __version__, console, places
+from kueue import __version__, console, inside_job, places
 from kueue.errors import KueueError, UsageError
 
 PROGRAM = "kueue_worker"
@@ -34,6 +34,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 def _work(options: argparse.Namespace) -> int:
+    inside_job.refuse("A worker", "by a login of its own (ssh), or `systemd-run --user kueue_worker`")
     console.expect_children()
     from kueue import log  # noqa: PLC0415  --help and --version do not wait for it
 

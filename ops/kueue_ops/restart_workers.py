@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from kueue import console
+from kueue import console, inside_job
 from kueue.errors import EXIT_REFUSED, EXIT_USAGE, ConfigError, KueueError, UsageError
 from kueue_ops import command_line
 from kueue_ops.command_line import RESTART_WORKERS, explained, leave
@@ -28,6 +28,9 @@ def _main(words: Sequence[str] | None) -> int:
         _check_usage(options)
         console.expect_children()
         if not (options.once or options.status or options.stop or options.check or options.push_config):
+            inside_job.refuse(
+                RESTART_WORKERS, f"by a login of its own (ssh), or `systemd-run --user {RESTART_WORKERS}`"
+            )
             # To look at all hosts now is what SIGHUP asks for, and what it does first anyway; it must not end it.
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
         from kueue_ops import restart_verbs  # noqa: PLC0415  see the module

@@ -10,7 +10,7 @@ ACCOUNT = Account("ada", "/home/ada", "/bin/zsh")
 SHARE = Share(node=1, slots=2, cores=3, ram_mb=4)
 
 
-def offer(*env):
+def offer(*env, keep_background=False):
     return Offer(
         offer=9,
         job=7,
@@ -18,7 +18,7 @@ def offer(*env):
         payload=Payload(argv=("true",)),
         place=Place(cwd="/", env=env),
         request=Request(),
-        terms=Terms(),
+        terms=Terms(keep_background=keep_background),
         allocation=Allocation((SHARE,)),
     )
 
@@ -70,3 +70,8 @@ def test_gpus_are_numbered_for_the_job_only_when_it_has_some():
     share = Share(node=1, slots=1, cores=1, ram_mb=0, named=(("fpga", (0,)), ("gpu", (0, 3))))
     assert additions(offer(), share, "w")["CUDA_VISIBLE_DEVICES"] == "0,3"
     assert "CUDA_VISIBLE_DEVICES" not in additions(offer(), SHARE, "w")
+
+
+def test_a_job_that_may_leave_processes_behind_may_start_services():
+    assert additions(offer(keep_background=True), SHARE, "w")["KUEUE_INSIDE_JOB"] == "1"
+    assert "KUEUE_INSIDE_JOB" not in additions(offer(), SHARE, "w")
