@@ -31,6 +31,8 @@ ENVIRONMENT = "KUEUE_STATE_DIR"
 _FLOCK = struct.Struct("hhqqi4x")
 """``struct flock`` with 64-bit offsets: type, whence, start, length, pid (0 for open-file-description locks)."""
 _TYPE = struct.Struct("h")
+_TRIES = 5
+"""Where files change their number while they are open, there is no more to be had than the lock."""
 
 _NETWORK_TYPES = frozenset(
     {
@@ -285,6 +287,19 @@ class Lock:
         self.path = path
         self.descriptor = descriptor
 
+    def is_in_place(self) -> bool | None:
+        """Is the file at the path the one that is locked? None: there is no file. One stat.
+
+        One that cannot be looked at (a failing disk) counts as in place: nobody else can take it either.
+        """
+        try:
+            found = os.stat(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError:
+            return True
+        return os.path.samestat(found, os.fstat(self.descriptor))
+
     def release(self) -> None:
         """Give the lock up; the file stays, so that nobody ever locks a file that is gone."""
         if self.descriptor >= 0:
@@ -306,6 +321,22 @@ def lock_exclusive(path: str, what: str = "This program") -> Lock:
     It is an open-file-description lock (fcntl_locking(2)): it belongs to the descriptor, ends with its last copy,
     and others can look at it without touching it (`is_locked`). Raises `StorageError` where it cannot be made.
     """
+    lock = _lock_once(path, what)
+    for _ in range(_TRIES):
+        # A file that was removed or replaced before it was locked keeps nobody away.
+        if lock.is_in_place():
+            break
+        lock.release()
+        lock = _lock_once(path, what)
+    try:
+        os.ftruncate(lock.descriptor, 0)
+        os.pwrite(lock.descriptor, f"{os.getpid()} {_start_of(os.getpid())}\n".encode(), 0)
+    except OSError:
+        pass  # a full disk: the lock holds all the same, and its holder is not known by name
+    return lock
+
+
+def _lock_once(path: str, what: str) -> Lock:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -323,11 +354,6 @@ def lock_exclusive(path: str, what: str = "This program") -> Lock:
             f"{what} is running already{f' (pid {pid})' if pid else ''}: {path} is locked.",
             hint="Stop that one first." if pid else "",
         ) from error
-    try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()} {_start_of(os.getpid())}\n".encode(), 0)
-    except OSError:
-        pass  # a full disk: the lock holds all the same, and its holder is not known by name
     return Lock(path, descriptor)
 
 

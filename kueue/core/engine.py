@@ -327,6 +327,7 @@ class Engine:
 
     def _report(self, worker: Worker, message: m.Report, now: Now) -> None:
         worker.load = message.load
+        worker.note = message.note
         worker.updated_wall = now.wall
         worker.deferred.clear()
         worker.unchained.clear()

@@ -322,7 +322,7 @@ def worker_state(queue: Queue, worker: Worker, now: Now) -> tuple[m.WorkerState,
         return "offline", "taken out by hand"
     if worker.set_aside_until is not None and now.steady < worker.set_aside_until:
         return "set aside", f"{worker.set_aside_note}; for {worker.set_aside_until - now.steady:.0f} s more"
-    return "online", closed or worker.set_aside_note
+    return "online", closed or worker.note or worker.set_aside_note
 
 
 def resource_rows(engine: Engine) -> list[m.ResourceRow]:

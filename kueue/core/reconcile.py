@@ -125,6 +125,7 @@ def _open_session(queue: Queue, worker: Worker, session: int, message: m.WorkerH
     worker.is_silent = False
     worker.silent_wall = None
     worker.stopping = False
+    worker.note = ""
     worker.version = message.version
     worker.info = message.info
     worker.load = message.load

@@ -70,6 +70,8 @@ class Worker:
     set_aside_until: float | None = None
     set_aside_seconds: float = SET_ASIDE_SECONDS
     set_aside_note: str = ""
+    note: str = ""
+    """What hinders it, as it said last in this session."""
     stopping: bool = False
     """It said goodbye and takes nothing new."""
 

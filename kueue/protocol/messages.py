@@ -542,6 +542,8 @@ class Report(Message, frozen=True, kw_only=True):
     load: MachineLoad
     totals: MachineTotals | None = None
     """If they changed."""
+    note: Remark = ""
+    """For people: what hinders the worker itself."""
 
 
 class AttemptStarted(Message, frozen=True, kw_only=True):

@@ -62,6 +62,8 @@ from kueue.worker.orders import (
     ProvenStill,
     Queued,
     Refused,
+    RunnerAnswers,
+    RunnerMute,
     SetLease,
     Started,
     StopOrder,
@@ -78,6 +80,7 @@ PLACE_SECONDS = 5.0
 """A directory that cannot be looked at for so long is on a file server that does not answer."""
 AFTER_DEFERRAL_SECONDS = 5.0
 """After a deferral the server waits for a newer load: the kernel's average moves every 5 s."""
+RUNNER_MUTE = "its runner does not answer"
 REFUSED_KEPT = 4096
 """Numbers of a session's offers that are over before they began; far more than can be under way."""
 
@@ -119,6 +122,7 @@ class Agent:
         self._guard = LeaseGuard()
         self._start_orders = StartOrders(settings.base_environment, settings.name)
         self._was_told = False
+        self._note = ""
         self._is_stopping = False
         self.is_seen_off = False
         """The server has answered our goodbye: it offers nothing more, and all that it had offered is read."""
@@ -255,6 +259,8 @@ class Agent:
         )
         self._heartbeats.begin(welcome.lease_seconds, boottime)
         self._reports.begin(boottime)
+        if self._note:
+            self._reports.want(boottime)  # the hello does not say it
         told = self._backlog
         self._backlog = []
         ended = {message.offer for _, message in told if isinstance(message, AttemptEnded)}
@@ -482,6 +488,12 @@ class Agent:
                     if offer in self.attempts:
                         self.attempts[offer].still_at = deadline
                 return []
+            case RunnerMute(offers=offers, note=note):
+                self._notes(note, boottime)
+                return self._remark(offers, lambda _: RUNNER_MUTE)
+            case RunnerAnswers(offers=offers, note=note):
+                self._notes(note, boottime)
+                return self._remark(offers, lambda attempt: attempt.note)
             case PauseDone() | Pong():
                 return []  # each attempt that is paused was told of by itself
             case Started() | Queued() | Refused() | Withdrawn() | Changed() | Ended() | Gone() | Unknown():
@@ -489,6 +501,24 @@ class Agent:
                 if attempt is None:
                     return self._say(OfferWithdrawn(offer=event.offer)) if isinstance(event, Withdrawn) else []
                 return self._happened(attempt, event, boottime)
+
+    def _notes(self, note: str, boottime: float) -> None:
+        """What is said of the worker itself from now on."""
+        self._note = note
+        self._reports.want(boottime)
+
+    def _remark(self, offers: Iterable[int], note: Callable[[Attempt], str]) -> list[Action]:
+        """For people, of attempts that are in the care of a living runner.
+
+        Not of those that the hello called unknown: this would count as a word on them, and the server would wait for
+        more of it.
+        """
+        actions: list[Action] = []
+        for offer in offers:
+            attempt = self.attempts.get(offer)
+            if attempt is not None and not attempt.is_over and offer not in self._unknown_at_hello:
+                actions += self._say(AttemptChanged(offer=offer, note=note(attempt)), attempt.queue_id)
+        return actions
 
     def _never_arrived(self, attempt: Attempt, boottime: float) -> list[Action]:
         """The runner does not have it: an order to start that was lost on the way, and cannot arrive any more."""
@@ -580,7 +610,7 @@ class Agent:
                 cwd = candidate.offer.place.cwd
                 actions += self._reject(candidate.offer.offer, f"the directory {shown(cwd)} does not answer")
         if boottime >= self._reports.due(self.settings.report_interval_seconds):
-            actions += self._say(self._reports.make(self.load, self.totals, boottime))
+            actions += self._say(self._reports.make(self.load, self.totals, self._note, boottime))
         return actions
 
     def next_wake(self) -> float | None:

@@ -95,6 +95,8 @@ class Body:
     server_lock: str = ""
     """The state lock of the server, if that is on this host; empty: it is not."""
     on_welcome: Callable[[], None] = lambda: None
+    is_ours: Callable[[], bool] = lambda: True
+    """May this worker go on, see `kueue.worker.claim`? If not, it is about to end, and its lease is not renewed."""
     was_welcome: bool = False
     """The present or last session was taken in."""
     sessions: int = 0
@@ -140,6 +142,8 @@ class Body:
 
     async def converse(self, stream: MessageStream[ToWorker]) -> Close:
         """One session from hello to its end. The stream is closed by the caller. Errors as `MessageStream.receive`."""
+        if not self.is_ours():
+            await trio.sleep_forever()  # what ends the program ends this
         self._senses.measure()
         self.agent.runners_stand(self.runners.attempts())
         session = self._session = Session(stream)
@@ -197,6 +201,8 @@ class Body:
         waiting = deque(actions)
         while waiting:
             match action := waiting.popleft():
+                case Say(Heartbeat()) if not self.is_ours():
+                    pass  # the lease must lapse where another worker may come
                 case Say(message):
                     if not isinstance(message, Heartbeat):
                         _log.debug("says %s offer=%s", type(message).__name__, getattr(message, "offer", "-"))

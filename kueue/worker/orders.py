@@ -244,5 +244,20 @@ class ProvenStill(Struct, frozen=True, kw_only=True):
     offers: tuple[int, ...]
 
 
-News: TypeAlias = Event | ProvenStill
+class RunnerMute(Struct, frozen=True, kw_only=True):
+    """A runner does not answer that has these attempts in its care: nothing is heard of them for now."""
+
+    offers: tuple[int, ...]
+    note: str = ""
+    """For people: which runners do not answer; empty: all do."""
+
+
+class RunnerAnswers(Struct, frozen=True, kw_only=True):
+    """It does again, see `RunnerMute`; or it is dead, and these are none."""
+
+    offers: tuple[int, ...]
+    note: str = ""
+
+
+News: TypeAlias = Event | ProvenStill | RunnerMute | RunnerAnswers
 """What the agent is told of its attempts."""

@@ -25,6 +25,8 @@ _RUNNING = "running"
 """Beside the lock: pid and version of the program that took it. Only of use while that pid holds it."""
 _SECRETS = "fingerprints"
 """Beside the lock: pid of the program that took it, and the short names of the secrets that it proves."""
+_TROUBLE = "trouble"
+"""Beside the lock: pid of the program that took it, and a sentence on what hinders it now."""
 
 
 class Presence:
@@ -75,7 +77,7 @@ class Presence:
             "last_words": log.last_words(self.log_file),
             "config": self.settings.path,
             "has_config": bool(self.settings.exists),
-            "trouble": self.trouble,
+            "trouble": " ".join(filter(None, (self.trouble, _noted_trouble(self.folder, pid)))),
         }
 
     def stop(self, *, by_force: bool = False) -> str:
@@ -128,6 +130,24 @@ def note_secrets(folder: str, fingerprints: Iterable[str]) -> None:
     """Called by the holder of the lock: which secrets it proves from now on. `kueue up` compares them with its own."""
     with contextlib.suppress(OSError):
         Path(folder, _SECRETS).write_text(f"{os.getpid()} {' '.join(fingerprints)}\n", encoding="ascii")
+
+
+def note_trouble(folder: str, trouble: str) -> None:
+    """Called by the holder of the lock: what hinders it from now on; empty: nothing does."""
+    path = Path(folder, _TROUBLE)
+    with contextlib.suppress(OSError):
+        if trouble:
+            path.write_text(f"{os.getpid()} {trouble}\n", encoding="utf-8")
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _noted_trouble(folder: str, pid: int | None) -> str:
+    with contextlib.suppress(OSError, ValueError):
+        noted, _, trouble = Path(folder, _TROUBLE).read_text(encoding="utf-8").strip().partition(" ")
+        if pid is not None and int(noted) == pid:
+            return trouble
+    return ""
 
 
 def _running_version(folder: str, pid: int | None) -> str | None:

@@ -216,9 +216,7 @@ class Trees:
         """Number → start time of keepers and spawners."""
         found: dict[int, int] = {}
         for path in Path(self._runners).glob("*/info.json"):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                info = json.loads(path.read_bytes())
-                found.update((pid, start) for pid, start in [info["keeper"], *info["spawners"]])
+            found.update(of_runner(path.parent))
         return found
 
 
@@ -250,6 +248,20 @@ def _inside(directory: str) -> list[int]:
             with contextlib.suppress(OSError, ValueError):
                 found += map(int, Path(f"{folder}/cgroup.procs").read_text("ascii").split())
     return found
+
+
+def of_runner(folder: Path) -> dict[int, int]:
+    """Number → start time of keeper and spawners, in this order, as the runner of that directory has noted them."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        info = json.loads((folder / "info.json").read_bytes())
+        return {int(pid): int(start) for pid, start in [info["keeper"], *info["spawners"]]}
+    return {}
+
+
+def lives(pid: int, start: int) -> bool:
+    """Is that process there, and not dead?"""
+    now = read_stat(pid) if pid > 0 else None
+    return now is not None and now.start == start and now.state not in "ZX"
 
 
 def read_stat(pid: int) -> _Stat | None:

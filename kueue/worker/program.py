@@ -26,6 +26,7 @@ from kueue.errors import ConfigError, KueueError
 from kueue.worker import machine, presence
 from kueue.worker.agent import Agent, AgentSettings
 from kueue.worker.body import LOCK_LEASE_SECONDS, Body
+from kueue.worker.claim import Claim
 from kueue.worker.connection import Address, keep_connected
 from kueue.worker.environment import Account, base_environment
 from kueue.worker.http import WorkerWindow
@@ -190,14 +191,20 @@ class Program:
             raise ConfigError(f"worker_settings.worker_name has {len(name)} characters, at most {NAME_MAX} are taken.")
         folder = self._folder = place.worker(name)
         try:
-            with places.lock_exclusive(f"{folder}/lock", f"The worker {name}"):
+            # On a network file system a look may hang, and with it the heartbeats.
+            with Claim(folder, f"The worker {name}", is_watched=not place.is_network) as claim:
+                claim.on_loss = self._stopped.set
                 presence.note_version(folder)
+                presence.note_trouble(folder, "")
                 os.chdir("/")
-                await self._work(settings, place, name, folder)
+                await self._work(settings, place, name, claim)
+            if claim.loss is not None:
+                raise claim.loss
         finally:
             os.close(kept)
 
-    async def _work(self, settings: config.Config, place: places.Places, name: str, folder: str) -> None:
+    async def _work(self, settings: config.Config, place: places.Places, name: str, claim: Claim) -> None:
+        folder = self._folder
         agent = Agent(
             _changeable(
                 AgentSettings(
@@ -222,9 +229,11 @@ class Program:
             server_lock_path=lock or None,
             server_lock_seconds=LOCK_LEASE_SECONDS if lock else 0.0,
             scopes=Scopes(os.environ),
+            is_ours=claim.holds,
+            on_trouble=lambda trouble: presence.note_trouble(folder, trouble),
         )
         spool = Spool(f"{folder}/spool", settings.worker.output_limit_mb)
-        body = Body(agent, runners, spool, machine_settings(settings), lock, self._welcomed)
+        body = Body(agent, runners, spool, machine_settings(settings), lock, self._welcomed, claim.holds)
         window = self._window = WorkerWindow(body, settings.metrics.worker_bind)
         self._address = await self._address_of(settings)
         async with trio.open_nursery() as nursery:

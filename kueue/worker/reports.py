@@ -36,9 +36,9 @@ class Reports:
         regular = self._made_at + interval_seconds
         return regular if self._wanted_at is None else min(regular, self._wanted_at)
 
-    def make(self, load: MachineLoad, totals: MachineTotals, boottime: float) -> Report:
-        """The report of this moment."""
+    def make(self, load: MachineLoad, totals: MachineTotals, note: str, boottime: float) -> Report:
+        """The report of this moment. `note`: what hinders the worker, for people."""
         self._made_at, self._wanted_at = boottime, None
         changed = totals if totals != self._totals_told else None
         self._totals_told = totals
-        return Report(load=load, totals=changed)
+        return Report(load=load, totals=changed, note=note)

@@ -13,6 +13,7 @@ import trio
 
 from kueue import places, threads
 from kueue.errors import KueueError
+from kueue.worker.processes import lives, of_runner
 
 T = TypeVar("T")
 
@@ -48,13 +49,24 @@ class RunnerDisk:
             raise _unreadable(self.runners, error) from error
 
     def is_alive(self, runner: str) -> bool:
-        """Does it hold its lock? One that cannot be looked at may be held, and what the dead leave is killed."""
+        """Does it hold its lock? One that cannot be looked at may be held, and what the dead leave is killed.
+
+        Nor is one dead whose lock was removed or replaced, as long as one of its processes lives.
+        """
+        folder = self.runners / runner
         try:
-            return places.is_locked(str(self.runners / runner / "lock"))
+            if places.is_locked(str(folder / "lock")):
+                return True
         except NotADirectoryError:
             return False
         except OSError:
             return True
+        return any(lives(pid, start) for pid, start in of_runner(folder).items())
+
+    def keeper(self, runner: str) -> int | None:
+        """The pid of its keeper if that lives; None: not known."""
+        pid, start = next(iter(of_runner(self.runners / runner).items()), (0, 0))
+        return pid if lives(pid, start) else None
 
 
 async def once_readable(read: Callable[[], Awaitable[T]]) -> T:

@@ -17,7 +17,7 @@ import contextlib
 import logging
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -50,6 +50,7 @@ from kueue.worker.orders import (
 )
 from kueue.worker.runner_disk import RunnerDisk, once_readable
 from kueue.worker.runner_program import RunnerProgram
+from kueue.worker.runner_watch import RunnerWatch
 from kueue.worker.scope import Scopes
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ log = logging.getLogger(__name__)
 ANSWER_SECONDS = 5.0  # a runner that is well answers within milliseconds; a loaded machine may need seconds
 RETRY_SECONDS = 0.05  # between tries to attach, while a spawner takes over for its keeper
 LATER_SECONDS = 1.0  # between tries to attach to one that was mute, or to have another take in what is left
+NOT_OURS = "this worker has lost its directory"
 EVENT_BUFFER = 1000  # the reader of a runner waits for the worker beyond this
 
 
@@ -65,6 +67,7 @@ class RunnerSet:
 
     `restart_command`, `restart_env`: how the runner brings a dead worker back; empty command: it does not.
     `scopes`: where a runner is to be put; None: a new session has to do.
+    `is_ours`: may this worker have jobs started there, see `kueue.worker.claim`? `on_trouble`: see `RunnerWatch`.
     """
 
     def __init__(
@@ -77,6 +80,8 @@ class RunnerSet:
         server_lock_path: str | None = None,
         server_lock_seconds: float = 0.0,
         scopes: Scopes | None = None,
+        is_ours: Callable[[], bool] = lambda: True,
+        on_trouble: Callable[[str], None] = lambda _: None,
         answer_seconds: float = ANSWER_SECONDS,
         linger_seconds: float = 10.0,
     ) -> None:
@@ -89,9 +94,11 @@ class RunnerSet:
             server_lock_path=to_os_text(server_lock_path) if server_lock_path else None,
             server_lock_seconds=server_lock_seconds,
         )
+        self._is_ours = is_ours
         self._answer_seconds = answer_seconds
         self._runners: dict[str, Runner] = {}
         self._handed = HandedOver()
+        self._watch = RunnerWatch(self._handed, self._disk, answer_seconds, self._publish, on_trouble)
         self._waiting: deque[StartAttempt | StopOrder | WithdrawOrder] = deque()
         """Orders for the newest runner, while it is being started."""
         self._lease: SetLease | None = None
@@ -214,6 +221,9 @@ class RunnerSet:
             return
         if isinstance(order, StartAttempt):
             offer, queue_id = order.offer, order.queue_id
+            if not self._is_ours():
+                await self._publish(Refused(offer=offer, reason=NOT_OURS))
+                return
             line = (queue_id, order.line) if order.line is not None else None
             other = self._handed.elsewhere(line, runner.id) if line is not None else None
             if other is not None:
@@ -283,13 +293,13 @@ class RunnerSet:
             runner = self._runners[path.name] = Runner(path)
             assert self._nursery is not None
             self._nursery.start_soon(self._serve, runner)
-            self._nursery.start_soon(self._ping, runner)
+            self._nursery.start_soon(self._watch.over, runner)
         return runner
 
     async def _serve(self, runner: Runner) -> None:
         """Stay attached to one runner until it is dead."""
         since = trio.current_time()
-        while not self._closing:
+        while self._goes_on():
             try:
                 await self._attachment(runner)
                 since = trio.current_time()
@@ -297,17 +307,21 @@ class RunnerSet:
                 log.debug("runner %s: %s", runner.id, problem)
             runner.answers = False
             runner.connection = None
-            if runner.is_dismissed or self._closing:
-                return
-            if not self._disk.is_alive(runner.id):
+            if runner.is_dismissed or not self._goes_on() or not self._disk.is_alive(runner.id):
                 break
             late = trio.current_time() - since > self._answer_seconds
             if late:
                 self._handed.learn(runner.id, await once_readable(self._disk.records))
                 runner.settled.set()
+                await self._watch.is_mute(runner)
             await trio.sleep(LATER_SECONDS if late else RETRY_SECONDS)
-        if not self._closing:
+        if self._goes_on() and not runner.is_dismissed:
             await self._bury(runner)
+        runner.settled.set()
+
+    def _goes_on(self) -> bool:
+        """A second worker of this directory takes the runners over: they are not taken from it again."""
+        return not self._closing and self._is_ours()
 
     async def _attachment(self, runner: Runner) -> None:
         """One connection from attach to its end. Raises `Mute` and the errors of sockets."""
@@ -323,15 +337,13 @@ class RunnerSet:
                     raise Mute("it did not answer")
                 runner.version = first[0].version
                 runner.connection = connection
-                runner.answers = True
-                runner.asked_at = None
+                await self._watch.answers(runner)
                 await self._apply_attached(runner, first[0], is_first=True)
                 self._dismiss_if_done(runner)
                 for event in first[1:]:
                     await self._hear(runner, event)
                 async for batch in batches:
-                    runner.asked_at = None
-                    runner.answers = True
+                    await self._watch.answers(runner)
                     for event in batch:
                         await self._hear(runner, event)
         finally:
@@ -347,17 +359,6 @@ class RunnerSet:
         self._runners.pop(runner.id, None)
         runner.put(Detach())
         self._write(runner.connection)
-
-    async def _ping(self, runner: Runner) -> None:
-        """Ask now and then, so that a runner that has gone mute is noticed. One with nothing in its care may sleep."""
-        while not (runner.is_dead or runner.is_dismissed):
-            if not self._handed.cares(runner.id):
-                await runner.stirred.wait()  # the lease alone comes every few seconds
-                continue
-            await trio.sleep(self._answer_seconds)
-            if self._handed.cares(runner.id) and runner.connection is not None and runner.asked_at is None:
-                runner.asked_at = trio.current_time()
-                await runner.tell(Ping())
 
     async def _apply_attached(self, runner: Runner, attached: Attached, *, is_first: bool) -> None:
         """Its word on all its attempts. What we had handed to it and it does not name it never got.
@@ -402,6 +403,8 @@ class RunnerSet:
     async def _newest(self) -> Runner:
         """A runner of this release that answers; one is started if there is none. Raises `KueueError`."""
         async with self._launching:
+            if not self._is_ours():
+                raise KueueError(f"No runner is started: {NOT_OURS}.")
             if self._present() is None:
                 await self._meet_all()
             found = self._present()
@@ -429,6 +432,7 @@ class RunnerSet:
         """The runner is dead. The newest takes in what it left; what has no record was never started."""
         runner.is_dead = True
         runner.stir()
+        await self._watch.is_dead(runner)
         self._handed.learn(runner.id, await once_readable(self._disk.records))
         self._runners.pop(runner.id, None)
         runner.settled.set()
@@ -438,7 +442,7 @@ class RunnerSet:
         """Until nothing is left of what that runner had in its care. It is dead."""
         delay = LATER_SECONDS
         await trio.sleep(begin_after)
-        while not self._closing and not await self._has_passed_on(runner):
+        while self._goes_on() and not await self._has_passed_on(runner):
             await trio.sleep(delay)
             delay = min(60.0, delay * 2)
 

@@ -379,6 +379,31 @@ def test_a_job_of_a_runner_that_hangs_is_stopped_before_it_runs_elsewhere(lab):
 
 
 @pytest.mark.slow
+def test_a_runner_that_hangs_is_told_of_and_the_worker_gets_jobs_all_the_same(lab, tmp_path):
+    lab.start_server(server_settings={**MORTAL, "job_offer_timeout_seconds": 30})
+    lab.start_worker("w1")
+    first = lab.submit(*SMALL, "sh", "-c", f"until [ -e {tmp_path}/go ]; do sleep 0.1; done; exit 4")
+    lab.until(lambda: lab.job(first)["state"] == "running", "it runs")
+    hung = lab.runners()
+    for pid in hung:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        second = lab.submit(*SMALL, "true")
+        for job in (first, second):
+            lab.until(lambda job=job: lab.job(job)["note"] == "its runner does not answer", "it is told", seconds=40)
+        lab.until(lambda: "does not answer" in str(lab.worker("w1").get("note")), "it is told of the worker")
+        ends(lab, lab.submit(*SMALL, "true"))
+        assert "`kill -CONT" in lab.log("w1")
+        (tmp_path / "go").touch()
+    finally:
+        for pid in hung:
+            os.kill(pid, signal.SIGCONT)
+    assert ends(lab, first, "failed")["return_code"] == 4
+    assert [one["number"] for one in ends(lab, second)["attempts"]] == [1]
+    lab.until(lambda: lab.worker("w1").get("note") == "", "nothing hinders the worker")
+
+
+@pytest.mark.slow
 def test_on_the_servers_own_host_jobs_run_on_while_there_is_no_server(lab):
     lab.start_server(server_settings=MORTAL)
     lab.start_worker("w1")

@@ -52,6 +52,7 @@ class RunnerLink:
         self._buries = ""
         """The dead runner whose attempts the next one is asked about."""
         self._asked_at: float | None = None
+        self._is_told_mute = False
         self._last = 0.0
         self._lease: o.SetLease | None = None
 
@@ -83,6 +84,7 @@ class RunnerLink:
         self._learn_from_spool(desk.runner.name)
         self.world.tell(f"{self.worker.name}: its runner does not answer")
         self._settle()
+        self._tell_mute()
         self.worker.wake(1.0, lambda: self._attach() if desk is self._desk else None)
 
     def _learn_from_spool(self, runner: str) -> None:
@@ -109,7 +111,22 @@ class RunnerLink:
         if self._is_attached and self._asked_at is None:
             self._asked_at = now
             self._to(o.Ping(number=1))
+        elif not self.is_well and self._asked_at is not None:
+            self._tell_mute()
         self.worker.wake(ANSWER_SECONDS, self._ping)
+
+    def _tell_mute(self) -> None:
+        if not self._is_told_mute:
+            self._is_told_mute = True
+            self.station.runner_event(o.RunnerMute(offers=self._not_over()))
+
+    def _tell_that_it_answers(self) -> None:
+        if self._is_told_mute:
+            self._is_told_mute = False
+            self.station.runner_event(o.RunnerAnswers(offers=self._not_over()))
+
+    def _not_over(self) -> tuple[int, ...]:
+        return tuple(offer for offer, one in self.known.items() if one.state.state not in {"ended", "gone"})
 
     @property
     def is_well(self) -> bool:
@@ -181,6 +198,7 @@ class RunnerLink:
             is_first = not self._is_attached
             self._is_attached = True
             self._asked_at = None
+            self._tell_that_it_answers()
             self._attached(desk.runner, event, is_first=is_first)
             return
         if not self.is_well:

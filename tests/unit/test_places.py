@@ -1,6 +1,7 @@
 """Where local state lives, and who holds its locks."""
 
 import contextlib
+import fcntl
 import os
 import socket
 import stat
@@ -171,6 +172,38 @@ def test_a_stale_pid_in_the_file_decides_nothing(tmp_path):
         assert places.holder(str(path)) is None, "the start time is not ours"
 
 
+def test_a_file_that_was_removed_before_it_was_locked_is_not_the_lock(tmp_path, monkeypatch):
+    path = tmp_path / "lock"
+    real, removed = fcntl.fcntl, []
+
+    def late(descriptor, command, *more):
+        if not removed:
+            removed.append(path.stat().st_ino)
+            path.unlink()
+        return real(descriptor, command, *more)
+
+    monkeypatch.setattr(places.fcntl, "fcntl", late)
+    with places.lock_exclusive(str(path)) as lock:
+        assert removed
+        assert lock.is_in_place()
+        assert places.is_locked(str(path))
+
+
+def test_a_lock_knows_whether_its_file_is_in_place(tmp_path):
+    path = tmp_path / "sub" / "lock"
+    path.parent.mkdir()
+    with places.lock_exclusive(str(path)) as lock:
+        assert lock.is_in_place() is True
+        path.unlink()
+        assert lock.is_in_place() is None
+        path.touch()
+        assert lock.is_in_place() is False
+        path.unlink()
+        path.parent.rmdir()
+        path.parent.touch()
+        assert lock.is_in_place() is None
+
+
 def test_a_lock_ends_with_its_killed_holder(tmp_path):
     path = str(tmp_path / "lock")
     code = "import sys; from kueue import places; lock = places.lock_exclusive(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
@@ -185,7 +218,6 @@ def test_a_lock_ends_with_its_killed_holder(tmp_path):
 
 
 def test_a_kept_root_is_locked_against_cleaners(tmp_path):
-    import fcntl
 
     descriptor = places.Places(str(tmp_path)).keep()
     other = os.open(tmp_path, os.O_RDONLY)

@@ -55,6 +55,8 @@ from kueue.worker.orders import (
     PauseDone,
     Queued,
     Refused,
+    RunnerAnswers,
+    RunnerMute,
     SetLease,
     StartAttempt,
     Started,
@@ -579,6 +581,46 @@ def test_a_pause_is_told(bench):
         AttemptChanged(offer=1, note="paused")
     ]
     assert [one.state for one in bench.says_hello().attempts] == ["paused"]
+
+
+def test_that_its_runner_does_not_answer_is_told_of_an_attempt_until_it_does(bench):
+    bench.opens()
+    bench.starts(1)
+    bench.starts(2)
+    bench.event(Changed(offer=2, state="paused", note="paused"))
+    bench.starts(3)
+    bench.event(Ended(offer=3, job=3, end=DONE))
+    mute = "its runner does not answer"
+    assert said(bench.event(RunnerMute(offers=(1, 2, 3, 4)))) == [
+        AttemptChanged(offer=1, note=mute),
+        AttemptChanged(offer=2, note=mute),
+    ]
+    assert said(bench.event(RunnerAnswers(offers=(1, 2)))) == [
+        AttemptChanged(offer=1, note=""),
+        AttemptChanged(offer=2, note="paused"),
+    ]
+
+
+def test_that_a_runner_does_not_answer_is_told_of_the_worker_in_each_session_until_it_does(bench):
+    bench.opens()
+    bench.event(RunnerMute(offers=(), note="a runner (pid 7) does not answer"))
+    assert [one.note for one in said(bench.turns(2.0)) if isinstance(one, Report)] == [
+        "a runner (pid 7) does not answer"
+    ]
+    bench.agent.session_closed()
+    bench.opens()
+    assert [one.note for one in said(bench.turns(2.0)) if isinstance(one, Report)] == [
+        "a runner (pid 7) does not answer"
+    ]
+    bench.event(RunnerAnswers(offers=()))
+    assert [one.note for one in said(bench.turns(2.0)) if isinstance(one, Report)] == [""]
+
+
+def test_of_what_the_hello_called_unknown_nothing_is_said_that_counts_as_a_word_on_it(bench):
+    """The server waits for such a word only for a time."""
+    bench.runner_is_mute(5)
+    bench.opens()
+    assert bench.event(RunnerMute(offers=(5,))) == []
 
 
 def test_questions_about_output_go_to_the_edge(bench):
