@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kueue.runner import cgroup
 from kueue.runner.actions import Tell
+from kueue.runner.attempt import Terms
 from kueue.runner.care import Care, terms_of
 from kueue.runner.children import boottime
 from kueue.runner.desk import read_order
@@ -26,14 +27,21 @@ class Clerk:
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
+        self._is_strangers = False
+        """The worker that is attached has another identity: its lease is about other attempts."""
 
     def lost(self) -> None:
         self._keeper.reviver.lost(boottime())
+        self._keeper.premises.look_soon()  # the next worker is to find us
 
     def attach(self, order: dict[str, Any]) -> None:
         now = boottime()
         self._keeper.reviver.attached(order, now)
         self._keeper.mirror.changed.add(OURSELVES)
+        self._is_strangers = self._keeper.premises.are_strangers()
+        if self._is_strangers and not self._keeper.policy.is_leaving:
+            self._keeper.log("the worker here has another identity: nothing more is begun for it")
+            self._keeper.policy.is_leaving = True
         path = os_bytes(order.get("server_lock_path") or "").decode("utf-8", "surrogateescape")
         self._keeper.server_watch = ServerWatch(path, float(order.get("server_lock_seconds") or 0.0))
         self._keeper.server_watch.plan(self._keeper.policy, now)
@@ -67,6 +75,8 @@ class Clerk:
         match order["type"]:
             case "StartAttempt":
                 self._start(order, line, now)
+            case "SetLease" if self._is_strangers:
+                pass  # the server gives away by the lease of the worker that was told to run them
             case "SetLease":
                 self._keeper.do(self._keeper.policy.set_lease(float(order["deadline_boottime"]), now))
                 self._keeper.mirror.changed.add(OURSELVES)
@@ -108,22 +118,31 @@ class Clerk:
             care = Care(offer, order["job"], order["queue_id"], tag, order.get("memo", ""), line=line)
             care.ordered_wall = time.time()
             care.cgroup = cgroup.fresh_directory(self._keeper.settings.cgroup, offer)
-            try:
-                self._keeper.spool.begin(offer, care.start_record(terms, self._keeper.rundir.runner))
-            except NumberInUse:
-                actions = self._keeper.policy.start_refused(
-                    offer, "an attempt of this number is in the spool already", now
-                )
-            except OSError as error:
-                actions = self._keeper.policy.start_refused(offer, f"{self._keeper.spool.root}: {error.strerror}", now)
-            else:
+            hindrance = self._write_down(care, terms)
+            if not hindrance:
                 self._keeper.take_in(care)
                 if self._keeper.desk.has_hung_up:
                     # An order left unread by a worker that died meanwhile. The next worker did not find it in the
                     # spool, so the server may have given the job to somebody else. Looked at after the record was
                     # written: a worker that dies from now on is followed by one that finds it.
-                    actions = self._keeper.policy.start_refused(offer, "its worker is gone", now)
+                    hindrance = "its worker is gone"
+            if hindrance:
+                actions = self._keeper.policy.start_refused(offer, hindrance, now)
         self._keeper.do(actions, answers=True)
+
+    def _write_down(self, care: Care, terms: Terms) -> str:
+        """Before its process is made. Returns what is in the way."""
+        try:
+            self._keeper.premises.hold()  # another runner would take what we begin for left behind, and kill it
+        except OSError as error:
+            return f"{error.filename}: {error.strerror}"
+        try:
+            self._keeper.spool.begin(care.offer, care.start_record(terms, self._keeper.rundir.runner))
+        except NumberInUse:
+            return "an attempt of this number is in the spool already"
+        except OSError as error:
+            return f"{self._keeper.spool.root}: {error.strerror}"
+        return ""
 
     def _refuse(self, offer: int, reason: str) -> None:
         """`leaving`: another runner may take it, this one takes nothing any more."""

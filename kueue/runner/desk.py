@@ -50,8 +50,14 @@ class Desk:
 
     def close(self) -> None:
         self.drop()
+        self.close_door()
+
+    def close_door(self) -> None:
+        """Nobody attaches any more until it is opened again; whoever is attached stays."""
         if self.listener is not None:
+            self._selector.unregister(self.listener)
             self.listener.close()
+            self.listener = None
 
     def tell(self, what: str, **more: Any) -> None:
         if self._newest is not None:

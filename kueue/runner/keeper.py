@@ -28,15 +28,16 @@ from kueue.runner.log import Log
 from kueue.runner.mirror import OURSELVES, Mirror
 from kueue.runner.orphans import Orphans
 from kueue.runner.policy import Policy
+from kueue.runner.premises import Premises
 from kueue.runner.reviver import Reviver
-from kueue.runner.rundir import Rundir
+from kueue.runner.rundir import KEEPER, Rundir
 from kueue.runner.server_watch import ServerWatch
 from kueue.runner.spawner import Spawner
 from kueue.runner.spawners import Spawners
 from kueue.runner.spool import Spool
 from kueue.runner.succession import inherit, take_over
 from kueue.runner.tree import Scanner, Seen
-from kueue.runner.wire import PROTOCOL, Lines, line_of
+from kueue.runner.wire import Lines, line_of
 
 QUIET_SECONDS = 0.05  # without anything to do; then there is time to tidy up
 MANY_VACANT = 2000
@@ -52,6 +53,8 @@ class Settings:
     version: str
     linger_seconds: float = 10.0
     """How long a runner without attempts and worker waits for either."""
+    is_local: bool = True
+    """The state is on a disk of this machine: looking at it does not hang."""
     cgroup: str = ""
     """Directory of the cgroup that is ours to divide; empty: none is."""
 
@@ -61,13 +64,12 @@ class Keeper:
 
     def __init__(self, settings: Settings, lock: int) -> None:
         self.settings = settings
-        self.lock = lock
         self.rundir = settings.rundir
         self.log = Log(self.rundir.log)
         self.spool = Spool(self.rundir.spool)
         self.policy = Policy()
         self.scanner = Scanner()
-        self.reviver = Reviver(self.log)
+        self.reviver = Reviver(self.log, self.rundir.worker_lock if settings.is_local else "")
         self.cares: dict[int, Care] = {}
         self.looks: set[int] = set()
         self.again: set[int] = set()
@@ -84,6 +86,7 @@ class Keeper:
         self.course = Course(self)
         self.ends = Ends(self)
         self.mirror = Mirror(self)
+        self.premises = Premises(self, lock)
         self.orphans = Orphans(self)
         self.spawners = Spawners(self.selector, self.log, self._be_spawner, self._met_spawner)
         self.desk = Desk(self.selector, self.clerk.attach, self.clerk.obey, self.clerk.lost)
@@ -98,36 +101,27 @@ class Keeper:
         taken over goes on with what it has.
         """
         be_subreaper()
-        name_process("kueue-keeper")
+        name_process(KEEPER)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._asked_to_leave)
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
         self.selector.register(self.wake_read, selectors.EVENT_READ)
-        self._open_desk(is_needed=begins)
+        with contextlib.suppress(OSError):  # a disk that does not take it is no reason to leave the jobs alone
+            self.premises.hold()  # of a dead keeper that had put it back we did not inherit it
+        self.premises.open_desk(is_needed=begins)
         if begins:
             self.inherit(is_needed=True)  # as long as there is no spawner that would take over when it fails
         self.spawners.make()
         if not begins:
             self.inherit()
+        self.premises.look(boottime())
         os.write(self.wake_write, b"!")  # children that ended before we took over have sent their signal already
         ready()
         self.log(f"keeper of runner {self.rundir.runner}, version {self.settings.version}")
         while not self._is_done():
             self._turn()
         self._leave()
-
-    def _open_desk(self, *, is_needed: bool = False) -> None:
-        """On a disk that takes nothing workers can attach when it is mended. `is_needed`: raises `OSError` instead."""
-        if self.desk.listener is not None:
-            return
-        try:
-            self.desk.open(self.rundir)
-        except OSError as error:
-            if is_needed:
-                raise
-            self.log(f"workers cannot attach: {error}")
-            self.once_more(OURSELVES)
 
     def inherit(self, *, is_needed: bool = False) -> bool:
         """Take in what dead runners have left; False: it cannot be read. `is_needed`: raises `OSError` instead."""
@@ -167,6 +161,7 @@ class Keeper:
             self.reviver.due,
             self.server_watch.due,
             self.spawners.due,
+            self.premises.wake_at,
         ]
         if self.idle_since is not None:
             times.append(self.idle_since + self.settings.linger_seconds)
@@ -266,13 +261,16 @@ class Keeper:
             self.mirror.changed.add(OURSELVES)
             self.server_watch.plan(self.policy, now)
         self.do(self.policy.tick(now))
+        if self.premises.due is not None and (now >= self.premises.due or self.reviver.is_due(now)):
+            self.premises.look(now)  # a worker that is brought back is to find us
+            self.spawners.look(now)
         self.reviver.tick(now)
         if self.again_at is not None and now >= self.again_at:
             again, self.again, self.again_at = self.again, set(), None
             for offer in again:
                 if offer == OURSELVES:
-                    self._open_desk()
-                    self._write_info()
+                    self.premises.open_desk()
+                    self.premises.write_info()
                 elif offer in self.ends.undropped:
                     self.ends.drop_records(offer)
                 elif offer in self.ends.unwritten:
@@ -304,20 +302,15 @@ class Keeper:
 
     def _met_spawner(self) -> None:
         self.scanner.spared = {child.pid for child in self.spawners.all}
-        self._write_info()
+        self.premises.write_info()
         self.mirror.changed.update(self.cares, {OURSELVES})
-
-    def _write_info(self) -> None:
-        spawners = [child.pid for child in self.spawners.all]
-        if not self.rundir.write_info(self.settings.version, PROTOCOL, os.getpid(), spawners):
-            self.once_more(OURSELVES)
 
     def _be_spawner(self, sock: socket.socket) -> None:
         """The whole life of a spawner, in the child; never returns."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the keeper decides when the runner leaves
-            keep = {self.lock, sock.fileno()}
+            keep = {self.premises.lock, sock.fileno()}
             for descriptor in range(3, max(keep) + 1):
                 if descriptor not in keep:
                     with contextlib.suppress(OSError):
@@ -328,7 +321,7 @@ class Keeper:
             spawner.run()
             if not spawner.is_done:
                 self.log("the keeper is gone: taking over")
-                successor = Keeper(self.settings, self.lock)
+                successor = Keeper(self.settings, self.premises.lock)
                 take_over(successor, spawner)
                 successor.run()
         except BaseException as error:  # noqa: BLE001 - the log is the only place that is left

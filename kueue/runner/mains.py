@@ -31,7 +31,7 @@ class Mains:
         self._living: dict[int, bytes] = {}
         with contextlib.suppress(OSError):
             self._handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            self._append(_boot_id() + b"\n")
+            self._append(boot_id() + b"\n")
 
     def add(self, offer: int, pid: int, start: int) -> None:
         line = self._living[offer] = b"%d %d %d\n" % (offer, pid, start)
@@ -46,7 +46,7 @@ class Mains:
     def _append(self, line: bytes) -> None:
         if self._is_torn:
             # Two halves must not make one line that means a third attempt; this makes the first one mean nothing.
-            line = b" torn\n%s\n%s" % (_boot_id(), line)
+            line = b" torn\n%s\n%s" % (boot_id(), line)
         self._is_torn = True
         with contextlib.suppress(OSError):
             written = os.write(self._handle, line)
@@ -55,7 +55,7 @@ class Mains:
 
     def _write_again(self) -> None:
         """Without those that have ended; the old file is the one that counts until the new one is whole."""
-        body = b"".join((_boot_id(), b"\n", *self._living.values()))
+        body = b"".join((boot_id(), b"\n", *self._living.values()))
         with contextlib.suppress(OSError):
             old, self._handle = self._handle, whole_file.written(self._path, body)
             self._bytes, self._is_torn = len(body), False
@@ -65,7 +65,7 @@ class Mains:
 def read_mains(folder: str) -> dict[int, tuple[int, int]]:
     """Offer → (number, start time) of its main process, as the spawners of this runner have noted since the boot."""
     found: dict[int, tuple[int, int]] = {}
-    boot = _boot_id()
+    boot = boot_id()
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             if name.startswith(PREFIX) and not name.endswith(whole_file.DRAFT):
@@ -89,7 +89,8 @@ def _lines(path: str, boot: bytes) -> list[tuple[int, int, int]]:
     return found
 
 
-def _boot_id() -> bytes:
+def boot_id() -> bytes:
+    """A name that no other start of this machine has."""
     try:
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:
             return file.read().strip() or b"unknown"

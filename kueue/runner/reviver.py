@@ -7,6 +7,7 @@ import signal
 from dataclasses import dataclass, field
 from typing import Any
 
+from kueue.runner.kernel import is_locked
 from kueue.runner.log import Log
 from kueue.runner.program import held_back, reset_signals
 from kueue.runner.tree import status
@@ -22,6 +23,8 @@ class Reviver:
     """Knows how the worker is started, and when that is due. Times are boottime."""
 
     log: Log
+    worker_lock: str
+    """Held by whichever worker there is; empty: it is not looked at."""
     command: list[Any] = field(default_factory=list)
     env: list[Any] = field(default_factory=list)
     worker: tuple[int, int] = (0, 0)
@@ -29,6 +32,8 @@ class Reviver:
     due: float | None = None
     delay: float = FIRST_DELAY_SECONDS
     attached_at: float | None = None
+    is_told: bool = False
+    """That another worker is there, which has not attached."""
 
     def attached(self, order: dict[str, Any], now: float) -> None:
         self.command = list(order.get("restart_command") or ())
@@ -38,6 +43,7 @@ class Reviver:
         self.worker = (pid, found.start) if found else (0, 0)
         self.due = None
         self.attached_at = now
+        self.is_told = False
 
     def detached(self) -> None:
         """In order: nobody is to be brought back."""
@@ -62,8 +68,11 @@ class Reviver:
         self.worker = (pid, start)
         self.lost(now)
 
+    def is_due(self, now: float) -> bool:
+        return self.due is not None and now >= self.due
+
     def tick(self, now: float) -> None:
-        if self.due is None or now < self.due:
+        if not self.is_due(now):
             return
         self.due = now + self.delay
         self.delay = min(self.delay * 2, LAST_DELAY_SECONDS)
@@ -71,6 +80,11 @@ class Reviver:
         found = status(pid) if pid else None
         if found is not None and found.lives and found.start == start:
             return  # it lives and will attach again, or its own supervisor knows why not
+        if self.worker_lock and is_locked(self.worker_lock):
+            if not self.is_told:
+                self.log("the worker is gone; another one runs and has not attached yet: none is started")
+            self.is_told = True
+            return
         self.log("the worker is gone: starting it again")
         self._start()
 

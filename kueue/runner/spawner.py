@@ -27,6 +27,7 @@ from kueue.runner.kernel import OomScore, be_subreaper, name_process
 from kueue.runner.launch import Key, Launcher, key_of
 from kueue.runner.log import Log
 from kueue.runner.mains import Mains
+from kueue.runner.rundir import SPAWNER
 from kueue.runner.spool import Spool
 from kueue.runner.tree import INFINITY, RLIMIT_LOCKS, status
 from kueue.runner.wire import Lines, line_of
@@ -67,7 +68,7 @@ class Spawner:
     def run(self) -> None:
         """Serve the keeper until it is gone."""
         be_subreaper()
-        name_process("kueue-spawner")
+        name_process(SPAWNER)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         self._held_back = program.held_back()

@@ -6,12 +6,14 @@ import os
 import selectors
 import signal
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from kueue.runner.children import boottime
 from kueue.runner.desk import close, want
 from kueue.runner.log import Log
+from kueue.runner.tree import status
 from kueue.runner.wire import Lines
 
 MUTE_SECONDS = 10.0  # so long may a spawner take to make a process before another one takes its place
@@ -46,7 +48,11 @@ class Spawners:
         self._made = made
         self._retired: dict[int, Child] = {}
         self._sent: dict[int, float] = {}
-        """Starts that the current one has not answered yet: offer → when they were sent; the oldest first."""
+        """Starts that the current one has not answered yet: offer → when they were sent; the oldest first. By a clock
+        that does not count suspend, in which nobody can answer.
+        """
+        self._stopped_since: float | None = None
+        """Since when the current one is seen stopped (boottime)."""
 
     @property
     def all(self) -> list[Child]:
@@ -73,20 +79,36 @@ class Spawners:
     @property
     def due(self) -> float | None:
         """When `replace_mute` has something to do, unless there is an answer before (boottime)."""
-        return next(iter(self._sent.values())) + MUTE_SECONDS if self._sent else None
+        times = []
+        if self._sent:
+            times.append(boottime() + MUTE_SECONDS - (time.monotonic() - next(iter(self._sent.values()))))
+        if self._stopped_since is not None:
+            times.append(self._stopped_since + MUTE_SECONDS)
+        return min(times, default=None)
+
+    def look(self, now: float) -> None:
+        """To be called now and then: one that somebody has stopped tells of no end, and is asked nothing meanwhile that
+        it could fail to answer. Only stopped ones are found: who waits for a disk may be well.
+        """
+        found = status(self.current.pid) if self.current is not None else None
+        if found is None or not found.is_stopped:
+            self._stopped_since = None
+        elif self._stopped_since is None:
+            self._stopped_since = now
 
     def replace_mute(self, now: float) -> None:
         """A mute spawner is killed: its processes become the keeper's own children when it dies, which a dead file
         server may put off.
         """
-        due = self.due
-        if self.current is None or due is None or now < due:
+        if self._stopped_since is not None and now >= self._stopped_since + MUTE_SECONDS:
+            self.look(now)  # it may have gone on
+        child, due = self.current, self.due
+        if child is None or due is None or now < due:
             return
-        child, self.current = self.current, None
         self._log(f"spawner {child.pid} does not answer: another one takes its place")
         os.kill(child.pid, signal.SIGKILL)  # our child, and not reaped
         self._retired[child.pid] = child
-        self._sent.clear()
+        self._forget_current()
         self.make()
 
     def start(self, offer: int, line: bytes) -> int | None:
@@ -95,7 +117,7 @@ class Spawners:
             self.make()
         if self.current is None:
             return None
-        self._sent[offer] = boottime()
+        self._sent[offer] = time.monotonic()
         self.current.lines.put(line)
         return self.current.pid
 
@@ -114,11 +136,15 @@ class Spawners:
         """It is dead. Returns its last words."""
         self._retired.pop(child.pid, None)
         if child is self.current:
-            self.current = None
-            self._sent.clear()
+            self._forget_current()
         words = child.lines.receive() if child.lines.open else []
         close(self._selector, child.lines)
         return words
+
+    def _forget_current(self) -> None:
+        self.current = None
+        self._sent.clear()
+        self._stopped_since = None
 
     def flush(self) -> None:
         """Send what the sockets take."""

@@ -11,7 +11,7 @@ from kueue.runner import cgroup
 from kueue.runner.care import Care, terms_of
 from kueue.runner.children import boottime
 from kueue.runner.mains import read_mains
-from kueue.runner.rundir import others
+from kueue.runner.rundir import Rundir, others
 from kueue.runner.server_watch import ServerWatch
 from kueue.runner.spawner import Spawner
 from kueue.runner.spool import EXIT, MAIN, Record
@@ -142,15 +142,18 @@ def inherit(keeper: Keeper) -> None:
     own = keeper.rundir.runner
     places = {place.runner: place for place in others(keeper.rundir.state, own)}
     dead = {name: place for name, place in places.items() if place.is_dead()}
-    alive = places.keys() - dead.keys()
+    alive = {name: name not in dead for name in places} | {own: False}
     made = {name: read_mains(place.path) for name, place in dead.items()}
     recorded = set()
     for offer, record in keeper.spool.starts():
         recorded.add(offer)
-        if record.get("runner") in alive or offer in keeper.cares or offer in keeper.ends.undropped:
+        runner = str(record.get("runner"))
+        if runner not in alive:  # somebody has removed its directory
+            alive[runner] = runner.isprintable() and not Rundir(keeper.rundir.state, runner).is_dead()
+        if alive[runner] or offer in keeper.cares or offer in keeper.ends.undropped:
             continue
-        keeper.log(f"attempt {offer} was left behind by runner {record.get('runner')}")
-        noted = made.get(str(record.get("runner")), {}).get(offer)
+        keeper.log(f"attempt {offer} was left behind by runner {runner}")
+        noted = made.get(runner, {}).get(offer)
         main = noted or record.get("main") or (0, 0)
         care = Care.from_start(offer, record)
         care.exit = keeper.spool.read(offer, MAIN)

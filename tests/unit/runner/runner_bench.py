@@ -63,10 +63,17 @@ class Bench:
         return self.attach(name)
 
     def attach(self, name="one", **more):
+        return wait_until(lambda: self._attach(name, more), f"attach to {name}")
+
+    def _attach(self, name, more):
+        """None: whoever listened was a spawner that still had the socket of its dead keeper."""
         desk = Desk(self, name)
         self.desks.append(desk)
-        desk.send("Attach", **more)
-        desk.attached = desk.expect("Attached")
+        try:
+            desk.send("Attach", **more)
+            desk.attached = desk.expect("Attached")
+        except (ConnectionError, EOFError):
+            return None
         return desk
 
     def folder(self, offer):
@@ -135,8 +142,11 @@ class Desk:
         self.sock = wait_until(self._connect, f"attach to {name}")
 
     def _connect(self):
+        try:
+            folder = os.open(self.bench.state / "runners" / self.name, os.O_PATH)
+        except FileNotFoundError:
+            return None
         sock = socket.socket(socket.AF_UNIX)
-        folder = os.open(self.bench.state / "runners" / self.name, os.O_PATH)
         try:
             sock.connect(f"/proc/self/fd/{folder}/socket")
         except OSError:

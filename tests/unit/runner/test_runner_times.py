@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from runner_bench import PATIENCE_SECONDS, QUEUE, boottime, is_alive, wait_until
 
-from kueue.runner.mains import _boot_id
+from kueue.runner.mains import boot_id
 from kueue.runner.tree import status, tag_of
 
 NEAR_SECONDS = 0.25  # clock ticks, and the moment between fork and note; far less than a job's age in each test
@@ -124,7 +124,7 @@ def left(tmp_path):
         processes.append(process)
         if is_noted:
             with Path(place / f"mains-{1 << 22}").open("ab") as file:
-                file.write(_boot_id() + b"\n" + b"%d %d %d\n" % (offer, process.pid, status(process.pid).start))
+                file.write(boot_id() + b"\n" + b"%d %d %d\n" % (offer, process.pid, status(process.pid).start))
         return process
 
     yield tmp_path, leave
