@@ -272,10 +272,13 @@ async def connect_tls(
 
 async def _dialled(host: str, port: int) -> trio.SocketStream:
     stream = await trio.open_tcp_stream(host, port)
-    if stream.socket.getsockname() == stream.socket.getpeername():
-        # Nobody listens, and the kernel has given our own end that very port (RFC 9293, 3.5).
+    try:
+        if stream.socket.getsockname() == stream.socket.getpeername():
+            # Nobody listens, and the kernel has given our own end that very port (RFC 9293, 3.5).
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+    except OSError:
         await trio.aclose_forcefully(stream)
-        raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        raise
     return stream
 
 

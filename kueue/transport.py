@@ -290,9 +290,12 @@ def _open_local(path: str) -> _socket.socket | None:
 
 def _must_be_another(sock: _socket.socket) -> None:
     """Where nobody listens the kernel may give our own end that very port (RFC 9293, 3.5). Raises `OSError`."""
-    if sock.getsockname() == sock.getpeername():
+    try:
+        if sock.getsockname() == sock.getpeername():
+            raise ConnectionRefusedError(ECONNREFUSED, os.strerror(ECONNREFUSED))
+    except OSError:
         sock.close()
-        raise ConnectionRefusedError(ECONNREFUSED, os.strerror(ECONNREFUSED))
+        raise
 
 
 def _check_owner(sock: _socket.socket, path: str) -> None:

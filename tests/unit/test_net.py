@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gc
 import logging
 import os
 import resource
@@ -9,6 +10,7 @@ import socket
 import ssl
 import stat
 import struct
+import threading
 
 import pytest
 import trio
@@ -241,6 +243,28 @@ async def test_a_connection_to_itself_is_no_server(ours, monkeypatch):
     with pytest.raises(Unreachable, match="refused"):
         async with net.connect_tls("127.0.0.1", 1, [ours], codec.to_client):
             pass
+
+
+async def test_a_peer_that_resets_at_once_leaves_no_socket_open(ours):
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def reset():
+        with contextlib.suppress(OSError):
+            while True:
+                peer, _ = listener.accept()
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                peer.close()
+
+    thread = threading.Thread(target=reset)
+    thread.start()
+    for _ in range(50):
+        with pytest.raises(KueueError):
+            async with net.connect_tls("127.0.0.1", listener.getsockname()[1], [ours], codec.to_client):
+                pass
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join(10)
+    gc.collect()  # a socket that was left open is a warning, and with that an error
 
 
 async def test_a_name_that_no_thread_can_look_up_is_that_of_a_server_that_cannot_be_reached(ours, monkeypatch):
