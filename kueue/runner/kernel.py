@@ -16,15 +16,6 @@ _PIDFD_INFO_BYTES = 64  # the first release of struct pidfd_info: mask first, ex
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO_BYTES << 16 | 0xFF << 8 | 11
 _PIDFD_INFO_EXIT = 1 << 3
 
-# f_type in statfs(2); a file system that is not named here may be held by another machine, and a look may hang.
-_LOCAL = frozenset(
-    {
-        *(0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0xCA451A4E, 0x2FC12FC1),  # ext, xfs, btrfs, f2fs, bcachefs, zfs
-        *(0x01021994, 0x858458F6, 0x794C7630, 0x3153464A, 0x3434),  # tmpfs, ramfs, overlayfs, jfs, nilfs
-    }
-)
-_STATFS_BYTES = 256  # more than the structure of any machine has
-
 _libc = ctypes.CDLL(None, use_errno=True)
 # struct flock with 64-bit offsets (fcntl(2)): type, whence, start, length, pid
 _FLOCK = "hhqqi4x" if sys.maxsize > 2**32 else "hhqqi"
@@ -52,14 +43,6 @@ def lock_file(path: str) -> int | None:
         os.close(handle)
         return None
     return handle
-
-
-def is_on_local_disk(path: str) -> bool:
-    """Is this file or directory on a file system of this machine? An unknown one is not taken for that."""
-    answer = ctypes.create_string_buffer(_STATFS_BYTES)
-    if _libc.statfs(os.fsencode(path), answer) != 0:
-        return False
-    return struct.unpack_from("@l", answer)[0] & 0xFFFF_FFFF in _LOCAL
 
 
 def exit_status(pidfd: int) -> int | None:

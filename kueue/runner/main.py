@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from kueue.runner import cgroup
 from kueue.runner.keeper import Keeper, Settings
-from kueue.runner.kernel import is_on_local_disk, lock_file
+from kueue.runner.kernel import lock_file
 from kueue.runner.log import Log
 from kueue.runner.rundir import Rundir
 
@@ -31,6 +31,7 @@ def main() -> int:
         identity=options["--identity"],
         version=options["--version"],
         linger_seconds=float(options.get("--linger", 10.0)),
+        is_local=options.get("--local") != "no",
     )
     return run(settings, is_delegated=options.get("--delegated") == "yes")
 
@@ -59,7 +60,6 @@ def run(settings: Settings, *, is_delegated: bool) -> int:
         signal.signal(number, signal.SIG_IGN)
     gc.collect()
     gc.freeze()  # a child then copies fewer pages
-    settings = replace(settings, is_local=is_on_local_disk(place.path))
     if is_delegated:
         settings = replace(settings, cgroup=cgroup.divide())
     try:

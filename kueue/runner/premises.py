@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 5.0  # between looks where nothing calls for one, when the keeper is awake anyway
 WAKE_SECONDS = 12.0  # so long it sleeps at most; a worker that is attached wakes it every 10 s, and one wake has to do
+LOCKS_KEPT = 8
 IDENTITY_BYTES = 4096  # ten times as much as it has
 
 Mark = tuple[int, ...]
@@ -31,10 +32,11 @@ Mark = tuple[int, ...]
 
 
 class Premises:
-    """Those of one keeper. `lock`: the descriptor that holds the lock."""
+    """Those of one keeper. `lock`: a descriptor that holds the lock."""
 
     def __init__(self, keeper: Keeper, lock: int) -> None:
-        self.lock = lock
+        self._locks = [lock]
+        """All that we have had, the one that counts last."""
         self.due: float | None = None
         """When `look` is to be called next, if anybody is awake (boottime)."""
         self.wake_at: float | None = None
@@ -78,22 +80,39 @@ class Premises:
         """See to it that the lock at its place is ours, if need be again. Raises `OSError`, with the path.
 
         Spawners that are there already do not share one that was put back: `Rundir.is_dead` asks for them by number.
+        One that we had may come back; as we share it with them, nobody else could take it, not even we again.
         """
         place = self._keeper.rundir
-        if _is_there(place.lock, _number(os.fstat(self.lock)), _number):
+        if not self._keeper.settings.is_local:
             return
         try:
-            lock = _locked(place)
+            found = _number(os.stat(place.lock))
+        except (FileNotFoundError, NotADirectoryError):
+            found = ()
+        except OSError:
+            return  # nobody else can look at it either
+        for handle in reversed(self._locks):
+            if _number(os.fstat(handle)) == found:
+                self._locks.remove(handle)
+                self._locks.append(handle)
+                return
+        try:
+            self._locks.append(_locked(place))
         except OSError as error:
             if not self._is_told:
                 self._keeper.log(f"the lock was removed or replaced, and cannot be put back: {error}")
             self._is_told = True
             raise
-        os.close(self.lock)
-        self.lock = lock
+        if len(self._locks) > LOCKS_KEPT:
+            os.close(self._locks.pop(0))
         self._is_told = False
         self.look_soon()  # the rest may have gone with it
         self._keeper.log("the lock was removed or replaced: it is put back")
+
+    @property
+    def lock(self) -> int:
+        """The descriptor that holds the lock."""
+        return self._locks[-1]
 
     def are_strangers(self) -> bool:
         """Does this state directory belong to a worker of another identity by now? It was removed and made anew."""

@@ -66,8 +66,8 @@ class Claim:
         if not self._is_same_directory():
             self._lose(
                 f"The directory {self._folder} was removed or replaced while {self._in_text} ran: it ends.",
-                "If it was moved, put it back and start the worker again: it takes up its jobs. Else `kueue up` makes "
-                "a new worker, and the server gives the jobs of this one away.",
+                "If it was moved: remove what its runner has made there meanwhile, put it back and start the worker "
+                "again; it takes up its jobs. Else `kueue up` makes a new worker, and the server gives the jobs away.",
             )
             return
         try:

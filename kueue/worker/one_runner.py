@@ -17,6 +17,8 @@ class Runner:
 
     path: Path
     version: str = ""
+    keeper: int | None = None
+    """Number of the process that answered last."""
     connection: Attachment | None = None
     answers: bool = False
     """It answered, and the last thing we asked has not been waiting for too long."""

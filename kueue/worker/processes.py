@@ -22,6 +22,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kueue.worker.machine import boot_id
+
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 MEGABYTE = 1 << 20
@@ -223,9 +225,7 @@ class Trees:
 def _noted_mains(folder: str) -> dict[int, tuple[int, int]]:
     """Offer → (number, start time) of main processes, as the spawners of a runner have noted since the boot."""
     found: dict[int, tuple[int, int]] = {}
-    boot = ""
-    with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    boot = boot_id()
     for path in Path(folder).glob("mains-*"):
         is_ours = False
         with contextlib.suppress(OSError, ValueError):
@@ -254,7 +254,8 @@ def of_runner(folder: Path) -> dict[int, int]:
     """Number → start time of keeper and spawners, in this order, as the runner of that directory has noted them."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         info = json.loads((folder / "info.json").read_bytes())
-        return {int(pid): int(start) for pid, start in [info["keeper"], *info["spawners"]]}
+        if info.get("boot", (here := boot_id())) == here:  # releases before do not note it
+            return {int(pid): int(start) for pid, start in [info["keeper"], *info["spawners"]]}
     return {}
 
 

@@ -230,7 +230,9 @@ class Program:
             server_lock_seconds=LOCK_LEASE_SECONDS if lock else 0.0,
             scopes=Scopes(os.environ),
             is_ours=claim.holds,
-            on_trouble=lambda trouble: presence.note_trouble(folder, trouble),
+            is_local=not place.is_network,
+            # On a network file system it may hang, and a dead one is a reason for trouble.
+            on_trouble=lambda trouble: None if place.is_network else presence.note_trouble(folder, trouble),
         )
         spool = Spool(f"{folder}/spool", settings.worker.output_limit_mb)
         body = Body(agent, runners, spool, machine_settings(settings), lock, self._welcomed, claim.holds)

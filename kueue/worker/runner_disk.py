@@ -64,7 +64,7 @@ class RunnerDisk:
         return any(lives(pid, start) for pid, start in of_runner(folder).items())
 
     def keeper(self, runner: str) -> int | None:
-        """The pid of its keeper if that lives; None: not known."""
+        """The pid of its keeper if that lives; None: not known. Blocks on the disk."""
         pid, start = next(iter(of_runner(self.runners / runner).items()), (0, 0))
         return pid if lives(pid, start) else None
 

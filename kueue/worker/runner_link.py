@@ -66,7 +66,7 @@ class RunnerSet:
     """All runners of one worker. `state_dir` is the worker's own directory on a local disk.
 
     `restart_command`, `restart_env`: how the runner brings a dead worker back; empty command: it does not.
-    `scopes`: where a runner is to be put; None: a new session has to do.
+    `scopes`: where a runner is to be put; None: a new session has to do. `is_local`: as of `RunnerProgram`.
     `is_ours`: may this worker have jobs started there, see `kueue.worker.claim`? `on_trouble`: see `RunnerWatch`.
     """
 
@@ -80,13 +80,16 @@ class RunnerSet:
         server_lock_path: str | None = None,
         server_lock_seconds: float = 0.0,
         scopes: Scopes | None = None,
+        is_local: bool = True,
         is_ours: Callable[[], bool] = lambda: True,
         on_trouble: Callable[[str], None] = lambda _: None,
         answer_seconds: float = ANSWER_SECONDS,
         linger_seconds: float = 10.0,
     ) -> None:
         self._disk = RunnerDisk(state_dir)
-        self._program = RunnerProgram(state_dir, identity, scopes=scopes, linger_seconds=linger_seconds)
+        self._program = RunnerProgram(
+            state_dir, identity, scopes=scopes, linger_seconds=linger_seconds, is_local=is_local
+        )
         self._attach = Attach(
             worker_pid=os.getpid(),
             restart_command=tuple(to_os_text(word) for word in restart_command),
@@ -302,9 +305,10 @@ class RunnerSet:
         while self._goes_on():
             try:
                 await self._attachment(runner)
-                since = trio.current_time()
             except (Mute, OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError) as problem:
                 log.debug("runner %s: %s", runner.id, problem)
+            if runner.connection is not None:  # it was heard until now
+                since = trio.current_time()
             runner.answers = False
             runner.connection = None
             if runner.is_dismissed or not self._goes_on() or not self._disk.is_alive(runner.id):
@@ -336,6 +340,7 @@ class RunnerSet:
                 if not first or not isinstance(first[0], Attached):
                     raise Mute("it did not answer")
                 runner.version = first[0].version
+                runner.keeper = first[0].pid
                 runner.connection = connection
                 await self._watch.answers(runner)
                 await self._apply_attached(runner, first[0], is_first=True)

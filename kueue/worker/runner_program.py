@@ -37,14 +37,17 @@ T = TypeVar("T")
 class RunnerProgram:
     """The runner of this release. `state_dir` is the worker's own directory.
 
-    `scopes`: where a runner is to be put; None: a new session has to do.
+    `scopes`: where a runner is to be put; None: a new session has to do. `is_local`: to look at it never hangs.
     """
 
-    def __init__(self, state_dir: Path, identity: str, *, scopes: Scopes | None, linger_seconds: float) -> None:
+    def __init__(
+        self, state_dir: Path, identity: str, *, scopes: Scopes | None, linger_seconds: float, is_local: bool = True
+    ) -> None:
         self._state = state_dir
         self._identity = identity
         self._scopes = scopes
         self._linger_seconds = linger_seconds
+        self._is_local = is_local
         self._path = Path()
         self._is_whole = False
         """The file was seen to hold what it should."""
@@ -84,6 +87,8 @@ class RunnerProgram:
         command += ["--identity", self._identity, "--version", self.version, "--linger", str(self._linger_seconds)]
         if prefix:
             command += ["--delegated", "yes"]
+        if not self._is_local:
+            command += ["--local", "no"]
         try:
             with threads.wanted("start of the runner"), trio.fail_after(LAUNCH_SECONDS):
                 result = await trio.run_process(

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
+from kueue import threads
 from kueue.worker.handed_over import HandedOver
 from kueue.worker.one_runner import Runner
 from kueue.worker.orders import News, Ping, RunnerAnswers, RunnerMute
@@ -65,8 +66,13 @@ class RunnerWatch:
         """It lives and does not answer; said once."""
         if runner.id in self._mute:
             return
-        pid = self._disk.keeper(runner.id)
-        self._mute[runner.id] = pid
+        pid = self._mute[runner.id] = runner.keeper
+        if pid is None:  # it has never answered us
+            with trio.move_on_after(SECOND_LOOK_SECONDS):  # a dead disk is a reason to be mute
+                pid = await threads.patiently(self._disk.keeper, runner.id, abandon_on_cancel=True)
+            if runner.id not in self._mute:
+                return
+            self._mute[runner.id] = pid
         hint = (
             f"if somebody stopped it, `kill -CONT {pid}` lets it go on; `kill -9 {pid}` has another process take its "
             "place. Its jobs outlive both"
@@ -100,7 +106,8 @@ class RunnerWatch:
         await self._publish(RunnerAnswers(offers=offers, note=self.trouble))
 
     def _left(self, runner: Runner) -> tuple[int, ...]:
-        return tuple(one.state.offer for one in self._handed.of(runner.id) if not one.is_over)
+        """Of a start of which nothing was heard a remark would be an answer to the offer."""
+        return tuple(one.state.offer for one in self._handed.of(runner.id) if not one.is_over and one.start is None)
 
     @property
     def trouble(self) -> str:

@@ -10,6 +10,7 @@ import sys
 import time
 
 from kueue.runner.kernel import is_locked
+from kueue.runner.rundir import Rundir
 from kueue.runner.tree import Scanner, status, tag_of
 from kueue.worker.runner_program import runner_archive
 
@@ -118,8 +119,8 @@ class Bench:
                     if now and now.start == start:
                         os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(AssertionError):
-                # A spawner may have taken over in the moment between.
-                while is_locked(str(place / "lock")):
+                # A spawner may have taken over in the moment between, and have no lock yet.
+                while not Rundir(str(self.state), place.name).is_dead():
                     info = json.loads((place / "info.json").read_text())
                     for pid, start in [info["keeper"], *info["spawners"]]:
                         now = status(pid)

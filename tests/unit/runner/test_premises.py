@@ -10,7 +10,7 @@ import pytest
 from runner_bench import QUEUE, boottime, is_alive, wait_until
 
 from kueue.runner.keeper import Keeper, Settings
-from kueue.runner.kernel import is_on_local_disk, lock_file
+from kueue.runner.kernel import lock_file
 from kueue.runner.mains import boot_id
 from kueue.runner.rundir import Rundir
 from kueue.runner.tree import status
@@ -120,6 +120,19 @@ def test_whoever_takes_over_where_the_lock_cannot_be_put_back_keeps_the_jobs(run
     (state,) = again.attached["attempts"]
     assert (state["end"] or again.end(1))["outcome"] == {"type": "exited", "code": 7}
     (folder(bench) / "lock").rmdir()
+
+
+def test_a_lock_that_was_moved_away_and_comes_back_is_ours_still(running, bench):
+    """The spawner holds it all the time, so that it could not be taken again."""
+    lock = folder(bench) / "lock"
+    for number in (2, 3):
+        lock.rename(folder(bench) / "moved")
+        assert running.run(number, "true")["outcome"] == {"type": "exited", "code": 0}
+        (folder(bench) / "moved").rename(lock)
+        assert running.run(number + 10, "true")["outcome"] == {"type": "exited", "code": 0}
+        assert bench.is_locked()
+    (bench.work / "go").touch()
+    assert running.end(1)["outcome"] == {"type": "exited", "code": 7}
 
 
 def test_a_lock_that_somebody_else_holds_is_not_ours(running, bench):
@@ -279,12 +292,6 @@ def test_where_a_look_may_hang_none_is_made(tmp_path):
             os.close(handle)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(place.lock)
-
-
-def test_the_file_systems_of_this_machine_are_known(tmp_path):
-    assert is_on_local_disk(str(tmp_path))
-    assert not is_on_local_disk("/proc")
-    assert not is_on_local_disk(str(tmp_path / "nothing"))
 
 
 def test_a_record_that_names_no_runner_is_one_that_was_left(bench):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 
 import pytest
+import trio
 
 from kueue.model import Exited
-from kueue.worker.orders import Ended, Refused, RunnerAnswers, RunnerMute, Started
-from tests.unit.worker.test_runner_link import WAIT, Lab, hear, kill_runner, runner_pids, wait_until
+from kueue.worker.machine import boot_id
+from kueue.worker.orders import Attached, Ended, Refused, RunnerAnswers, RunnerMute, SetLease, Started
+from kueue.worker.processes import read_stat
+from kueue.worker.runner_disk import RunnerDisk
+from tests.unit.worker.test_runner_link import WAIT, Lab, boottime, hear, kill_runner, runner_pids, wait_until
 
 pytestmark = pytest.mark.trio
 
@@ -30,18 +35,45 @@ async def test_a_runner_that_does_not_answer_is_told_of_once_and_gets_no_more_st
         os.kill(keeper, signal.SIGSTOP)
         await link.send(lab.order(2, "true"))  # nobody knows yet that it is stopped
         mute = await hear(link, RunnerMute)
-        assert (set(mute.offers), mute.note) == ({1, 2}, f"a runner (pid {keeper}) does not answer")
+        # Of the second it has not heard: a word about it would be an answer to the offer.
+        assert (mute.offers, mute.note) == ((1,), f"a runner (pid {keeper}) does not answer")
         assert troubles == [mute.note]
         await link.send(lab.order(3, "true"))
         assert (await hear(link, Ended, 3)).end.outcome == Exited(0)
         (lab.work / "go").touch()
         os.kill(keeper, signal.SIGCONT)
         answers = await hear(link, RunnerAnswers)
-        assert (set(answers.offers), answers.note) == ({1, 2}, "")
+        assert (answers.offers, answers.note) == ((1,), "")
         assert {(await hear(link, Ended)).offer for _ in range(2)} == {1, 2}
         assert troubles[1:] == [""]
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [f"`kill -CONT {keeper}`" in warning for warning in warnings] == [True]
+
+
+async def test_a_keeper_that_dies_with_something_unread_is_not_called_mute(lab):
+    async with lab.worker(answer_seconds=0.5) as link:
+        await link.send(lab.order(1, *WAIT))
+        await hear(link, Started, 1)
+        ((keeper, *_),) = runner_pids(lab.state).values()
+        await trio.sleep(1.0)  # longer than it may take to answer
+        os.kill(keeper, signal.SIGSTOP)
+        await link.send(SetLease(deadline_boottime=boottime() + 3600))
+        os.kill(keeper, signal.SIGKILL)
+        async for event in link.events:
+            assert not isinstance(event, RunnerMute)
+            if isinstance(event, Attached):
+                break
+        (lab.work / "go").touch()
+        assert (await hear(link, Ended, 1)).end.outcome == Exited(7)
+
+
+async def test_a_process_of_another_boot_is_no_proof_of_life(tmp_path):
+    folder = tmp_path / "runners" / "one"
+    folder.mkdir(parents=True)
+    own = [os.getpid(), read_stat(os.getpid()).start]
+    for more, alive in (({}, True), ({"boot": boot_id()}, True), ({"boot": "another"}, False)):
+        (folder / "info.json").write_text(json.dumps({"keeper": own, "spawners": [], **more}))
+        assert RunnerDisk(tmp_path).is_alive("one") == alive
 
 
 async def test_a_new_worker_tells_of_a_runner_that_does_not_answer(lab):
