@@ -441,9 +441,8 @@ class Agent:
         come.
         """
         self.runners_stand(states)
-        for attempt in self.attempts.values():
-            if attempt.state == "unknown":
-                attempt.lease_until = boottime
+        unknown = [attempt for attempt in self.attempts.values() if attempt.state == "unknown"]
+        self._guard.distrust(unknown, boottime)
 
     def _attached(self, attached: Attached, boottime: float) -> list[Action]:
         """A runner answered (again), with the whole truth of its attempts.

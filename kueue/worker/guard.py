@@ -11,7 +11,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from kueue.worker.actions import Action, ContinueTrees, PauseTrees
 from kueue.worker.known import Attempt
@@ -57,6 +57,11 @@ class LeaseGuard:
         for offer in offers:
             if attempts[offer].lease_until is None:
                 attempts[offer].lease_until = deadline
+
+    def distrust(self, attempts: Iterable[Attempt], boottime: float) -> None:
+        """Their lease has lapsed, and they are stopped with the next `look`: nobody is there who would do it."""
+        for attempt in attempts:
+            attempt.lease_until = boottime - self._patience_seconds
 
     def prolonged(self, until: float, attempts: Mapping[int, Attempt]) -> None:
         """The runners prolong their lease by themselves, by the same evidence; what has lapsed stays lapsed."""
