@@ -199,7 +199,7 @@ def test_another_protocol_is_told_both_versions(server):
     assert client.hear() is None
     worker = server.worker(protocol=m.PROTOCOL - 1, welcome=False)
     assert f"protocol {m.PROTOCOL - 1}" in worker.hear_a(m.Sorry).reason
-    assert "99.0" in server.said()
+    eventually(lambda: "99.0" in server.said())
     with server.client() as good:
         assert good.ask(m.ListWorkers).workers == ()
 
