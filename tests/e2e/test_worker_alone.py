@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 
 import pytest
 
@@ -37,8 +38,12 @@ def test_a_worker_whose_lock_another_has_taken_ends_and_each_job_runs_once(lab):
     first = lab.start_worker("w1")
     job = lab.submit(*SMALL, "sh", "-c", WAITS)
     lab.until(lambda: begun(lab) == ["1"], "it runs")
-    (lab.folder / "state/workers/w1/lock").unlink()
+    lock = lab.folder / "state/workers/w1/lock"
+    first.send_signal(signal.SIGSTOP)  # or it may put it back before the other comes
+    lock.unlink()
     second = lab.start("kueue.worker.main", "-c", str(lab.folder / "w1.toml"), log="second")
+    lab.until(lambda: places.holder(str(lock)) == second.pid, "the other has the lock", process=second)
+    first.send_signal(signal.SIGCONT)
     lab.until(lambda: "taken in by the server" in lab.log("second"), "the other is there", process=second)
     more = [lab.submit(*SMALL, "sh", "-c", "echo $KUEUE_JOB_ID >> more; exit 0") for _ in range(5)]
     assert first.wait(60) == 1
