@@ -106,8 +106,10 @@ class RunnerWatch:
         await self._publish(RunnerAnswers(offers=offers, note=self.trouble))
 
     def _left(self, runner: Runner) -> tuple[int, ...]:
-        """Of a start of which nothing was heard a remark would be an answer to the offer."""
-        return tuple(one.state.offer for one in self._handed.of(runner.id) if not one.is_over and one.start is None)
+        """Also a start of which nothing was heard: the remark answers its offer, so that the worker gets other jobs. To
+        withdraw it would not help the job, of which only that runner can say whether it has begun.
+        """
+        return tuple(one.state.offer for one in self._handed.of(runner.id) if not one.is_over)
 
     @property
     def trouble(self) -> str:

@@ -126,9 +126,7 @@ class RunnerLink:
             self.station.runner_event(o.RunnerAnswers(offers=self._not_over()))
 
     def _not_over(self) -> tuple[int, ...]:
-        return tuple(
-            offer for offer, one in self.known.items() if one.state.state not in {"ended", "gone"} and one.start is None
-        )
+        return tuple(offer for offer, one in self.known.items() if one.state.state not in {"ended", "gone"})
 
     @property
     def is_well(self) -> bool:
