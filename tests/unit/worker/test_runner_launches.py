@@ -28,16 +28,9 @@ from kueue.worker.orders import (
     WithdrawOrder,
 )
 from kueue.worker.runner_program import RunnerProgram
-from tests.unit.worker.test_runner_link import QUEUE, WAIT, Lab, boottime, hear, kill_runner, runner_pids, wait_until
+from tests.support.runner_lab import QUEUE, WAIT, boottime, hear, kill_runner, runner_pids, wait_until
 
 pytestmark = pytest.mark.trio
-
-
-@pytest.fixture
-def lab(tmp_path):
-    lab = Lab(tmp_path)
-    yield lab
-    lab.close()
 
 
 @pytest.fixture

@@ -14,16 +14,9 @@ from kueue.worker.machine import boot_id
 from kueue.worker.orders import Attached, Ended, Refused, RunnerAnswers, RunnerMute, SetLease, Started
 from kueue.worker.processes import read_stat
 from kueue.worker.runner_disk import RunnerDisk
-from tests.unit.worker.test_runner_link import WAIT, Lab, boottime, hear, kill_runner, runner_pids, wait_until
+from tests.support.runner_lab import WAIT, boottime, hear, kill_runner, runner_pids, wait_until
 
 pytestmark = pytest.mark.trio
-
-
-@pytest.fixture
-def lab(tmp_path):
-    lab = Lab(tmp_path)
-    yield lab
-    lab.close()
 
 
 async def test_a_runner_that_does_not_answer_is_told_of_once_and_gets_no_more_starts(lab, caplog):
