@@ -17,7 +17,7 @@ from kueue.errors import UsageError
 
 TYPE_CHECKING = False  # importing it from typing would take 3 ms at every start
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import Any, NoReturn
 
     from _typeshed import SupportsWrite
@@ -190,30 +190,33 @@ def _unknown_options(one: argparse.ArgumentParser, words: Sequence[str]) -> list
     """Said first: what stands behind one may have been meant as its value, and is no id then."""
     takes_value = _takes_value(one)
     unknown: list[str] = []
-    index = 0
-    while index < len(words) and words[index] != "--":
-        word = words[index]
+    for begin, _ in _pieces(takes_value, words):
+        word = words[begin]
         option = word.partition("=")[0] if word.startswith("--") else word[:2]
         if _is_option(word) and option not in takes_value and not option[1:].isdigit():
             unknown.append(word)
-        index = _behind_option(takes_value, words, index) if _is_option(word) else index + 1
     return unknown
 
 
 def _options_first(one: argparse.ArgumentParser, words: Sequence[str]) -> Sequence[str]:
     """The words of a verb in an order that argparse takes: it wants all ids in one place."""
-    takes_value = _takes_value(one)
     options: list[str] = []
     others: list[str] = []
-    index = 0
-    while index < len(words) and words[index] != "--":
-        is_option = _is_option(words[index])
-        end = _behind_option(takes_value, words, index) if is_option else index + 1
+    end = 0
+    for begin, end in _pieces(_takes_value(one), words):
         if end > len(words):
             return words  # a value is missing, and no id must become it
-        (options if is_option else others).extend(words[index:end])
-        index = end
-    return [*options, *others, *words[index:]]
+        (options if _is_option(words[begin]) else others).extend(words[begin:end])
+    return [*options, *others, *words[end:]]
+
+
+def _pieces(takes_value: dict[str, bool], words: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Begin and end of each option with its value and of each other word, up to ``--``; as of `_behind_option`."""
+    begin = 0
+    while begin < len(words) and words[begin] != "--":
+        end = _behind_option(takes_value, words, begin) if _is_option(words[begin]) else begin + 1
+        yield begin, end
+        begin = end
 
 
 def _takes_value(one: argparse.ArgumentParser) -> dict[str, bool]:
