@@ -35,8 +35,8 @@ class Ends:
     def finish(self, finish: Finish, now: float) -> None:
         care = self._keeper.cares[finish.offer]
         record = self.unwritten[care.offer] = care.conclude(finish, now, time.time())
-        if record["started_wall"] is not None and self._is_full():
-            record["notes"].append(FULL)
+        if self._is_full():
+            _say_full(record)
         self.write(care)
 
     def write(self, care: Care) -> None:
@@ -45,8 +45,8 @@ class Ends:
         try:
             self._keeper.spool.write_exit(care.offer, record)
         except OSError as error:  # a full disk, most likely: nothing is told that is not written
-            if error.errno in NO_ROOM and record["started_wall"] is not None and FULL not in record["notes"]:
-                record["notes"].append(FULL)
+            if error.errno in NO_ROOM:
+                _say_full(record)
             self._keeper.log(f"the record of attempt {care.offer} cannot be written: {error}")
             self._keeper.once_more(care.offer)
             return
@@ -98,3 +98,9 @@ class Ends:
         self._keeper.scanner.forget(care.tag)
         if care.cgroup:
             self._dropped.add(care.tag)
+
+
+def _say_full(record: Record) -> None:
+    """Once, and not of what never ran."""
+    if record["started_wall"] is not None and FULL not in record["notes"]:
+        record["notes"].append(FULL)

@@ -10,7 +10,7 @@ from typing import Any
 from kueue.runner.kernel import is_locked
 from kueue.runner.log import Log
 from kueue.runner.program import held_back, reset_signals
-from kueue.runner.tree import status
+from kueue.runner.tree import lives, status
 from kueue.runner.wire import os_bytes
 
 FIRST_DELAY_SECONDS = 1.0
@@ -77,8 +77,7 @@ class Reviver:
         self.due = now + self.delay
         self.delay = min(self.delay * 2, LAST_DELAY_SECONDS)
         pid, start = self.worker
-        found = status(pid) if pid else None
-        if found is not None and found.lives and found.start == start:
+        if pid and lives(pid, start):
             return  # it lives and will attach again, or its own supervisor knows why not
         if self.worker_lock and is_locked(self.worker_lock):
             if not self.is_told:

@@ -21,7 +21,7 @@ from typing import Any
 from kueue.runner import whole_file
 from kueue.runner.kernel import is_locked
 from kueue.runner.mains import boot_id
-from kueue.runner.tree import status
+from kueue.runner.tree import lives, status
 from kueue.runner.wire import PROTOCOL
 
 KEEPER = "kueue-keeper"
@@ -125,7 +125,7 @@ class Rundir:
                 info = json.loads(file.read())
             named = [info["keeper"], *info["spawners"]]
             is_of_this_boot = info.get("boot") in (None, _boot())  # a release before had none
-            return is_of_this_boot and any(_lives(int(pid), start) for pid, start in named)
+            return is_of_this_boot and any(lives(int(pid), start) for pid, start in named)
         except (FileNotFoundError, NotADirectoryError):
             return _is_open_somewhere(self.lock)
         except OSError:
@@ -149,11 +149,6 @@ def others(state: str, own: str) -> list[Rundir]:
 
 def _boot() -> str:
     return boot_id().decode("ascii", "replace")
-
-
-def _lives(pid: int, start: int) -> bool:
-    now = status(pid)
-    return now is not None and now.start == start and now.lives
 
 
 def _is_open_somewhere(lock: str) -> bool:

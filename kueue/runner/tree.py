@@ -103,6 +103,12 @@ def is_same(pid: int, start: int) -> bool:
     return now is not None and now.start == start
 
 
+def lives(pid: int, start: int) -> bool:
+    """Is the process of this number that started then still there, and not dead?"""
+    now = status(pid)
+    return now is not None and now.start == start and now.lives
+
+
 def read_tag(pid: int) -> int | None:
     """The tag of a process; None if it has none, is gone, or is not ours to see."""
     try:
