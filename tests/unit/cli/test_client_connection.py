@@ -267,6 +267,7 @@ def test_over_tls_the_same_secret_is_let_in(identity):
         stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_reset", [False, True])
 def test_a_connection_that_breaks_before_the_welcome_again_and_again_is_no_refusal(identity, is_reset):
     """As of a server that is killed at each start, or a tunnel with nobody behind it."""

@@ -11,6 +11,8 @@ from peer import answering
 from kueue import config, identity, places
 from kueue.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 OLD = "the secret that everybody has"
 
 PLAIN = f"""# The file of our lab.

@@ -15,6 +15,8 @@ from kueue.runner.mains import boot_id
 from kueue.runner.rundir import Rundir
 from kueue.runner.tree import status
 
+pytestmark = pytest.mark.slow
+
 WAIT = "while [ ! -e go ]; do sleep 0.02; done; exit 7"
 LOST = {
     "lock": ["lock"],
@@ -80,7 +82,6 @@ def test_files_that_were_replaced_are_there_for_the_next_worker(running, bench, 
     goes_on(bench, keeper)
 
 
-@pytest.mark.slow
 def test_files_that_were_removed_come_back_also_while_nothing_happens(running, bench):
     keeper = bench.keeper()
     lose(bench, ["lock", "socket", "info.json"])

@@ -5,6 +5,8 @@ import json
 import pytest
 from runner_bench import wait_until
 
+pytestmark = pytest.mark.slow
+
 NO_ORDERS = [
     b"",
     b"\xff\xfe",

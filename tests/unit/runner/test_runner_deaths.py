@@ -9,6 +9,8 @@ import sys
 import pytest
 from runner_bench import is_alive, wait_until
 
+pytestmark = pytest.mark.slow
+
 WAIT = "while [ ! -e go ]; do sleep 0.02; done; exit 7"
 
 

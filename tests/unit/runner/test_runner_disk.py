@@ -17,6 +17,8 @@ from kueue.runner.rundir import Rundir
 from kueue.runner.spool import Spool
 from tests.support.small_disk import FILLER, fill, small_disk
 
+pytestmark = pytest.mark.slow
+
 WAIT = "while [ ! -e go ]; do sleep 0.02; done; exit 7"
 
 

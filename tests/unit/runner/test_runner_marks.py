@@ -4,9 +4,12 @@ import os
 import signal
 import sys
 
+import pytest
 from runner_bench import is_alive, wait_until
 
 from kueue.runner.tree import Scanner, status
+
+pytestmark = pytest.mark.slow
 
 # What has no mark any more: the main process, its child, a grandchild with a session of its own.
 UNMARKED = """

@@ -8,9 +8,12 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 from runner_bench import boottime, is_alive, wait_until
 
 from kueue.runner.tree import status
+
+pytestmark = pytest.mark.slow
 
 # Everything a job may do to get out of sight: its own session, an empty environment, a double fork, a stopped group.
 HIDERS = """

@@ -11,7 +11,7 @@ from kueue.server import backup
 from tests.support.file_server import dead_file_server
 from tests.support.served import eventually, serving
 
-pytestmark = pytest.mark.trio
+pytestmark = [pytest.mark.trio, pytest.mark.slow]
 
 
 @pytest.fixture

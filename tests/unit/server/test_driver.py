@@ -324,6 +324,7 @@ async def test_a_lowered_timeout_counts_only_after_the_promised_one():
         assert time.monotonic() - began > 1.2
 
 
+@pytest.mark.slow
 async def test_after_a_standstill_of_the_program_itself_nobody_is_silent():
     store = MemoryStore()
     settings = Settings(worker_timeout_seconds=2.0)

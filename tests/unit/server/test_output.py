@@ -117,6 +117,7 @@ async def test_a_follower_that_comes_back_to_another_attempt_begins_anew():
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 async def test_followers_at_one_place_cost_their_worker_one_look():
     async with serving(MemoryStore()) as house, trio.open_nursery() as nursery:
         (job,) = await (await house.client()).submit("x")
@@ -178,6 +179,7 @@ async def test_a_worker_that_does_not_answer_is_told_after_a_while(monkeypatch):
         assert "did not answer within" in piece.note
 
 
+@pytest.mark.slow
 async def test_a_slow_follower_loses_the_middle_with_a_mark_and_delays_nobody(monkeypatch):
     monkeypatch.setattr(output, "SLOW_SECONDS", 0.1)
     monkeypatch.setattr(output, "LAG_MAX", 100_000)

@@ -71,6 +71,7 @@ print("over", flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("hangs", [True, False])
 def test_a_signal_to_stop_is_heard_while_the_state_loads(tmp_path, number, hangs):

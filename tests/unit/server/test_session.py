@@ -27,6 +27,7 @@ async def test_a_peer_that_reads_nothing_for_a_minute_is_dropped(monkeypatch):
         assert len(await other.states()) == 2000
 
 
+@pytest.mark.slow
 async def test_a_slow_reader_is_not_dropped_while_it_reads(monkeypatch):
     monkeypatch.setattr(session, "UNREAD_SECONDS", 0.5)
     monkeypatch.setattr("kueue.server.driver.UNREAD_STEP_SECONDS", 0.05)

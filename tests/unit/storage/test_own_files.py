@@ -68,6 +68,7 @@ def is_the_one(log: Path) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LOGS)
 @pytest.mark.parametrize("how", ["removed", "replaced by an older one", "replaced by noise"])
 def test_a_log_that_was_taken_away_costs_nothing_that_was_accepted(tmp_path, kind, how):
@@ -79,6 +80,7 @@ def test_a_log_that_was_taken_away_costs_nothing_that_was_accepted(tmp_path, kin
     assert accepted(path, kind) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LOGS)
 def test_another_log_is_begun_under_the_name_and_the_state_stays_locked(tmp_path, kind):
     path = tmp_path / "queue.sqlite"

@@ -32,6 +32,8 @@ from tests.support.storage_rows import (
     submitted,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def opened(path) -> SqliteStore:
     return SqliteStore(path, wall=lambda: WALL, ballast_bytes=4096)

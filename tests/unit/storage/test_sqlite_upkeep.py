@@ -103,6 +103,7 @@ def test_nothing_of_jobs_that_are_over_and_cleaned_is_left(path):
         assert look(path, f"SELECT count(*) FROM {table}") == [(0,)], table
 
 
+@pytest.mark.slow
 def test_a_file_that_is_mostly_empty_gives_room_back(path):
     store = opened(path)
     store.commit(batch(submitted(1, job_range(20_000))))

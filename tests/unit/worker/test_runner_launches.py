@@ -30,7 +30,7 @@ from kueue.worker.orders import (
 from kueue.worker.runner_program import RunnerProgram
 from tests.support.runner_lab import QUEUE, WAIT, boottime, hear, kill_runner, runner_pids, wait_until
 
-pytestmark = pytest.mark.trio
+pytestmark = [pytest.mark.trio, pytest.mark.slow]
 
 
 @pytest.fixture
@@ -99,7 +99,6 @@ async def test_what_a_dead_runner_left_is_taken_in_by_one_that_lives_already(lab
         assert len(runner_pids(lab.state)) == 1
 
 
-@pytest.mark.slow
 async def test_a_runner_whose_start_took_too_long_is_found_when_it_is_there(lab, monkeypatch):
     is_left_behind(lab, 5, 6)
     slowly = ["sh", "-c", '(sleep 1; exec "$@") & wait', "sh"]
@@ -179,7 +178,6 @@ async def test_orders_that_wait_go_to_the_next_runner_when_theirs_dies_meanwhile
         assert (await hear(link, Ended, 3)).end.outcome == Exited(3)
 
 
-@pytest.mark.slow
 async def test_nobody_is_asked_to_end_what_it_has_not_taken_in_yet(lab, monkeypatch):
     with monkeypatch.context() as earlier:
         earlier.setattr(runner_program, "__version__", "0.0.9")

@@ -44,7 +44,7 @@ from tests.support.runner_lab import (
     wait_until,
 )
 
-pytestmark = pytest.mark.trio
+pytestmark = [pytest.mark.trio, pytest.mark.slow]
 
 
 async def test_a_runner_is_started_when_there_is_something_to_run_and_leaves_when_there_is_not(lab):

@@ -16,7 +16,7 @@ from kueue.worker.processes import read_stat
 from kueue.worker.runner_disk import RunnerDisk
 from tests.support.runner_lab import WAIT, boottime, hear, kill_runner, runner_pids, wait_until
 
-pytestmark = pytest.mark.trio
+pytestmark = [pytest.mark.trio, pytest.mark.slow]
 
 
 async def test_a_runner_that_does_not_answer_is_told_of_once_and_gets_no_more_starts(lab, caplog):
