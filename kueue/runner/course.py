@@ -81,6 +81,9 @@ class Course:
         if failure is None and record["code"] == NOT_EXECUTED:
             failure = self._keeper.spool.read(care.offer, NOT_STARTED)
         if failure is not None:
+            if failure.get("is_ours") and not care.executed:
+                self._keeper.do(self._keeper.policy.start_refused(care.offer, failure["reason"], now))
+                return
             self._keeper.do(self._keeper.policy.not_started(care.offer, failure["cause"], failure["reason"], now))
             return
         if not care.executed:

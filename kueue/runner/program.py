@@ -15,6 +15,7 @@ import signal
 import stat
 from typing import Any, NoReturn
 
+from kueue.runner.ends import NO_ROOM
 from kueue.runner.wire import os_bytes, shown
 
 DISCARD = "null"
@@ -23,12 +24,15 @@ NOT_EXECUTED = 127
 
 
 class CannotStart(Exception):
-    """`cause` as in `NotStarted`; the text names what was tried."""
+    """`cause` as in `NotStarted`; the text names what was tried. `is_ours`: the worker's disk has no room, which is no
+    fault of the job: it is put off.
+    """
 
-    def __init__(self, cause: str, reason: str) -> None:
+    def __init__(self, cause: str, reason: str, *, is_ours: bool = False) -> None:
         super().__init__(reason)
         self.cause = cause
         self.reason = reason
+        self.is_ours = is_ours
 
 
 def prepared(line: bytes) -> dict[str, Any]:
@@ -118,7 +122,7 @@ def _open_outputs(order: dict[str, Any], folder: str) -> None:
         path = order.get(stream)
         if path is None:
             wanted.append(None)
-            handle = _open(os.fsencode(f"{folder}/{stream}"), os.O_APPEND, 0o600)
+            handle = _open(os.fsencode(f"{folder}/{stream}"), os.O_APPEND, 0o600, is_ours=True)
         elif path == DISCARD:
             wanted.append(None)
             continue
@@ -142,12 +146,13 @@ def _is_stdout(path: bytes, stdout: bytes | None) -> bool:
     return stat.S_ISREG(known.st_mode) and os.path.samestat(known, os.fstat(1))
 
 
-def _open(path: bytes, flags: int, mode: int) -> int:
+def _open(path: bytes, flags: int, mode: int, *, is_ours: bool = False) -> int:
     try:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | flags, mode)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        raise CannotStart("output", f"output file {shown(path)}: {why}") from error
+        has_no_room = isinstance(error, OSError) and error.errno in NO_ROOM
+        raise CannotStart("output", f"output file {shown(path)}: {why}", is_ours=is_ours and has_no_room) from error
 
 
 def _exec(argv: list[bytes], env: dict[bytes, bytes]) -> NoReturn:

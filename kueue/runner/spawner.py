@@ -201,7 +201,7 @@ class Spawner:
                     cgroup.enter(start["cgroup"])
             program.execute(order, self.spool.folder(offer), self._held_back)
         except program.CannotStart as failure:
-            record = {"cause": failure.cause, "reason": failure.reason}
+            record = {"cause": failure.cause, "reason": failure.reason, "is_ours": failure.is_ours}
         except BaseException as error:  # noqa: BLE001 - told to the person as the reason; the child must end here
             record = {"cause": "other", "reason": f"{type(error).__name__}: {error}"}
         try:

@@ -13,11 +13,14 @@ FILLER = "other people's data"
 
 
 @contextlib.contextmanager
-def small_disk(place: Path, megabytes: int) -> Iterator[Path]:
-    """Lies at `place`, which is made, until the block ends. Skips where nothing can be mounted."""
+def small_disk(place: Path, megabytes: int, *, inodes: int = 0) -> Iterator[Path]:
+    """Lies at `place`, which is made, until the block ends. `inodes`: as many files and folders; 0: no limit.
+
+    Skips where nothing can be mounted.
+    """
     place.mkdir(parents=True, exist_ok=True)
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=700", "tmpfs", str(place)],
+        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,nr_inodes={inodes},mode=700", "tmpfs", str(place)],
         capture_output=True,
         text=True,
         check=False,

@@ -1,5 +1,6 @@
 """A disk that is full or broken: nobody dies of it, nothing is left behind, and what is told stays true."""
 
+import contextlib
 import errno
 import json
 import os
@@ -315,3 +316,22 @@ def test_an_end_on_a_full_disk_says_that_output_may_be_missing(desk, bench):
         assert end["notes"] == ["the disk of its worker was full when it ended: output may be missing"]
         assert bench.text(1) == ""
         assert desk.run(2, "sh", "-c", "echo well")["notes"] == []
+
+
+@pytest.mark.parametrize("free", [1, 2, 3])
+def test_a_job_whose_output_has_no_room_in_the_spool_is_put_off_and_not_failed(desk, bench, free):
+    """It needs a folder, a record and two files."""
+    spool = bench.state / "spool"
+    with small_disk(spool, 1, inodes=40):
+        taken = []
+        with contextlib.suppress(OSError):
+            while True:
+                (spool / f"taken{len(taken)}").touch()
+                taken.append(spool / f"taken{len(taken)}")
+        for path in taken[:free]:
+            path.unlink()
+        desk.start(1, "echo", "well")
+        assert "No space left on device" in desk.expect("Refused", 1)["reason"]
+        for path in taken[free:]:
+            path.unlink()
+        assert desk.run(2, "echo", "well")["outcome"] == {"type": "exited", "code": 0}
