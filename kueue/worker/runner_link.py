@@ -106,7 +106,9 @@ class RunnerSet:
         """Orders for the newest runner, while it is being started."""
         self._lease: SetLease | None = None
         self._mute: set[str] = set()
-        """Runners that did not answer when the hello was made: the server may give away what they run."""
+        """Runners that get no lease: the server may give away what they run, since the hello could not tell of it."""
+        self._named: set[int] | None = None
+        """Attempts of which the hello told how they stand, and those handed over since; None: no hello yet."""
         self._launching = trio.Lock()
         self._burying = trio.Lock()
         self._nursery: trio.Nursery | None = None
@@ -236,6 +238,8 @@ class RunnerSet:
                 return
             state = AttemptState(offer=offer, job=order.job, queue_id=queue_id, state="queued", memo=order.memo)
             self._handed[offer] = Handed(state, runner.id, start=order, line=line)
+            if self._named is not None:
+                self._named.add(offer)
         runner.put(order)
 
     def _put(self, runner: str, order: Order) -> None:
@@ -265,7 +269,9 @@ class RunnerSet:
         To be asked for each hello: a runner that does not answer now gets no lease before the next.
         """
         self._mute = {runner.id for runner in self._runners.values() if not runner.is_well(self._answer_seconds)}
-        return self._handed.states(lambda name: name in self._runners and name not in self._mute)
+        states = self._handed.states(lambda name: name in self._runners and name not in self._mute)
+        self._named = {state.offer for state in states if state.state != "unknown"}
+        return states
 
     async def close(self, *, orderly: bool = True) -> None:
         """Leave the runners to themselves. `orderly`: they shall not bring this worker back."""
@@ -380,9 +386,17 @@ class RunnerSet:
             await self._publish(event)
         for order in self._handed.said_again(attached):
             await runner.tell(order)
+        if not self._are_named(attached):
+            # It was found after the hello, or has taken in what a dead one left: the next hello comes at once.
+            self._mute.add(runner.id)
         if self._lease is not None and runner.id not in self._mute:
             await runner.tell(self._lease)
         await self._publish(attached)
+
+    def _are_named(self, attached: Attached) -> bool:
+        """Could the hello tell of all that lives there?"""
+        named = self._named
+        return named is None or all(one.offer in named or one.state in {"ended", "gone"} for one in attached.attempts)
 
     async def _hear(self, runner: Runner, event: Event) -> None:
         if isinstance(event, Attached):

@@ -23,6 +23,8 @@ from kueue.worker.orders import (
     ForgetAttempts,
     Gone,
     PauseDone,
+    Ping,
+    Pong,
     Queued,
     Refused,
     SetLease,
@@ -215,6 +217,31 @@ async def test_a_new_worker_knows_the_attempts_of_a_runner_that_is_mute(lab):
         assert [(state.offer, state.state) for state in link.attempts()] == [(1, "unknown")]
         os.kill(pids[0], signal.SIGCONT)
         await wait_until(lambda: link.attempts()[0].state == "running")
+
+
+async def test_a_runner_that_is_found_after_the_hello_gets_no_lease_before_the_next_one(lab):
+    async with lab.worker() as link:
+        await link.send(lab.order(1, "sleep", "7060"))
+        await hear(link, Started, 1)
+        await link.send(SetLease(deadline_boottime=boottime() + 0.1))
+        await hear(link, PauseDone)
+    ((name, (keeper, *_)),) = runner_pids(lab.state).items()
+    os.kill(keeper, signal.SIGSTOP)
+    for file in ("lock", "info.json"):
+        (lab.state / "runners" / name / file).unlink()
+    async with lab.worker(answer_seconds=0.5, lease=None) as link:
+        assert [state.state for state in link.attempts()] == ["unknown"]
+        await link.send(SetLease(deadline_boottime=boottime() + 3600))
+        os.kill(keeper, signal.SIGCONT)
+        while not (await hear(link, Attached)).attempts:
+            pass
+        await link.send(Ping())
+        for _ in range(link.up):  # behind the pong comes what followed from a lease
+            await hear(link, Pong)
+        (state,) = link.attempts()
+        assert state.state == "paused"
+        await link.send(SetLease(deadline_boottime=boottime() + 3600))
+        assert (await hear(link, Changed, 1)).state == "running"
 
 
 async def test_a_runner_of_an_older_release_is_served_and_gets_nothing_new(lab, monkeypatch):
