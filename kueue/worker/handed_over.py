@@ -2,7 +2,7 @@
 
 Rules
 - An attempt stays here until its runner was told to forget it, or never had it.
-- Start records in the spool tell of attempts whose runner cannot.
+- Records in the spool tell of attempts whose runner cannot: what has ended by them is not run again, whoever answers.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from kueue.model import EndRecord, Lost
 from kueue.worker.known import read_memo
 from kueue.worker.orders import (
     Attached,
@@ -166,7 +167,18 @@ class HandedOver(dict[int, Handed]):
                     memo=record.get("memo", ""),
                     note="its runner does not answer",
                 )
-                self[offer] = Handed(state, runner, line=line_of(state))
+                self[offer] = Handed(_ended(state, record["end"]) or state, runner, line=line_of(state))
+
+    def ended_since(self, runner: str, records: Iterable[StartRecord]) -> Iterator[Event]:
+        """Take up the ends that a runner has written down and cannot tell. Yields what is to be told of them."""
+        for offer, record in records:
+            known = self.get(offer)
+            if known is None or known.runner != runner or known.is_over or record["runner"] != runner:
+                continue
+            ended = _ended(known.state, record["end"])
+            if ended is not None:
+                known.state = ended
+                yield from _told_again(ended)
 
     def dead(self, is_alive: Callable[[str], bool], records: Iterable[StartRecord]) -> list[str]:
         """Runners that are dead and left attempts behind that no other has taken in."""
@@ -192,3 +204,14 @@ def _told_again(state: AttemptState) -> Iterator[Event]:
         yield Gone(offer=state.offer, job=state.job, queue_id=state.queue_id, reason=state.note)
     elif state.started_wall is not None:
         yield Started(offer=state.offer, job=state.job, started_wall=state.started_wall)
+
+
+def _ended(state: AttemptState, record: object) -> AttemptState | None:
+    """The attempt as its exit record leaves it; None: there is none that can be read."""
+    try:
+        end = msgspec.convert(record, EndRecord)
+    except msgspec.ValidationError:
+        return None
+    if isinstance(end.outcome, Lost):
+        return msgspec.structs.replace(state, state="gone", note=end.outcome.reason)
+    return msgspec.structs.replace(state, state="ended", end=end, started_wall=end.started_wall, note="")

@@ -1,4 +1,4 @@
-"""What the disk says of a worker's runners: which of them live, and of which attempts there are records."""
+"""What the disk says of a worker's runners: which of them live, and what is recorded of attempts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 AGAIN_SECONDS = 1.0  # between looks at a disk that cannot be read
 
 StartRecord = tuple[int, dict[str, Any]]
-"""Offer, and what its runner wrote down before it made the process."""
+"""Offer, and what its runner wrote down before it made the process; under ``end`` how it ended, None: not yet."""
 
 log = logging.getLogger(__name__)
 
@@ -92,10 +92,15 @@ def start_records(spool: Path) -> list[StartRecord]:
 def _start_records(spool: Path) -> Iterator[StartRecord]:
     for folder in spool.iterdir() if spool.is_dir() else ():
         if folder.name.isdecimal():
-            with contextlib.suppress(OSError, ValueError):
-                record = json.loads((folder / "start.json").read_bytes())
-                if isinstance(record, dict) and {"job", "queue_id", "runner"} <= record.keys():
-                    yield int(folder.name), record
+            record = _read(folder / "start.json")
+            if isinstance(record, dict) and {"job", "queue_id", "runner"} <= record.keys():
+                yield int(folder.name), {**record, "end": _read(folder / "exit.json")}
+
+
+def _read(path: Path) -> object:
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        return json.loads(path.read_bytes())
+    return None
 
 
 def _unreadable(folder: Path, error: OSError) -> KueueError:

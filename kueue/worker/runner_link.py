@@ -321,7 +321,10 @@ class RunnerSet:
                 break
             late = trio.current_time() - since > self._answer_seconds
             if late:
-                self._handed.learn(runner.id, await once_readable(self._disk.records))
+                records = await once_readable(self._disk.records)
+                self._handed.learn(runner.id, records)
+                for event in self._handed.ended_since(runner.id, records):
+                    await self._publish(event)
                 runner.settled.set()
                 await self._watch.is_mute(runner)
             await trio.sleep(LATER_SECONDS if late else RETRY_SECONDS)

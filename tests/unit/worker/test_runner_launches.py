@@ -81,12 +81,16 @@ async def test_a_runner_that_cannot_be_written_refuses_starts_until_it_can(lab, 
         assert (await hear(link, Ended, 2)).end.outcome == Exited(3)
 
 
-async def test_what_a_dead_runner_left_is_unknown_while_no_other_can_be_started(lab, obstacle):
+async def test_what_a_dead_runner_left_is_known_by_its_end_or_unknown_while_no_other_can_be_started(lab, obstacle):
     is_left_behind(lab, 5, 6)
+    is_left_behind(lab, 7, 8)
+    (lab.state / "spool" / "7" / "exit.json").unlink()
     async with lab.worker() as link:
-        assert [(one.offer, one.state) for one in link.attempts()] == [(5, "unknown")]
+        assert {one.offer: one.state for one in link.attempts()} == {5: "ended", 7: "unknown"}
         obstacle.rmdir()
-        assert (await hear(link, Ended, 5)).end.outcome == Exited(6)
+        assert {(await hear(link, (Ended, Gone))).offer for _ in range(2)} == {5, 7}
+        states = {one.offer: one for one in link.attempts()}
+        assert (states[5].end.outcome, states[7].state) == (Exited(6), "gone")
 
 
 async def test_what_a_dead_runner_left_is_taken_in_by_one_that_lives_already(lab):

@@ -219,6 +219,39 @@ async def test_a_new_worker_knows_the_attempts_of_a_runner_that_is_mute(lab):
         await wait_until(lambda: link.attempts()[0].state == "running")
 
 
+async def test_what_has_ended_by_its_record_is_over_although_its_runner_is_mute(lab):
+    async with lab.worker() as link:
+        await link.send(lab.order(1, *WAIT))
+        await link.send(lab.order(2, "sleep", "7059"))
+        await hear(link, Started, 2)
+    (pids,) = runner_pids(lab.state).values()
+    (lab.work / "go").touch()
+    await wait_until((lab.state / "spool" / "1" / "exit.json").exists)
+    os.kill(pids[0], signal.SIGSTOP)
+    async with lab.worker(answer_seconds=0.5) as link:
+        states = {state.offer: state for state in link.attempts()}
+        assert (states[1].state, states[1].end.outcome, states[2].state) == ("ended", Exited(7), "unknown")
+        await link.send(ForgetAttempts(offers=(1,)))
+        os.kill(pids[0], signal.SIGCONT)
+        assert (await hear(link, Ended, 1)).end.outcome == Exited(7)  # it was never told to forget it
+        await link.send(ForgetAttempts(offers=(1,)))
+        await wait_until(lambda: not (lab.state / "spool" / "1" / "start.json").exists())
+
+
+async def test_an_end_is_told_by_its_record_where_its_runner_cannot_be_reached(lab):
+    async with lab.worker() as link:
+        await link.send(lab.order(1, *WAIT))
+        await hear(link, Started, 1)
+    (name,) = runner_pids(lab.state)
+    socket = lab.state / "runners" / name / "socket"
+    socket.unlink()
+    socket.mkdir()
+    async with lab.worker(answer_seconds=0.5) as link:
+        assert [state.state for state in link.attempts()] == ["unknown"]
+        (lab.work / "go").touch()
+        assert (await hear(link, Ended, 1)).end.outcome == Exited(7)
+
+
 async def test_a_runner_that_is_found_after_the_hello_gets_no_lease_before_the_next_one(lab):
     async with lab.worker() as link:
         await link.send(lab.order(1, "sleep", "7060"))
