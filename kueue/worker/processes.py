@@ -89,6 +89,8 @@ class Trees:
         self._runners = f"{Path(spool).parent}/runners"
         self._attempts: dict[int, _Attempt] = {}
         self._untagged: dict[int, int] = {}
+        self._runner_pids: dict[str, dict[int, int]] = {}
+        """Runner → number → start time."""
 
     def use(self, offers: Collection[int]) -> dict[int, Use]:
         """What each of these attempts uses; one pass over ``/proc``. Attempts without a process have an empty entry."""
@@ -215,18 +217,26 @@ class Trees:
         return table
 
     def _of_runners(self) -> dict[int, int]:
-        """Number → start time of keepers and spawners."""
-        found: dict[int, int] = {}
-        for path in Path(self._runners).glob("*/info.json"):
-            found.update(of_runner(path.parent))
-        return found
+        """Number → start time of keepers and spawners. While nobody lets us look, as they were seen last."""
+        try:
+            names = os.listdir(self._runners)  # noqa: PTH208
+        except FileNotFoundError:
+            names = []
+        except OSError:
+            names = [*self._runner_pids]
+        before = self._runner_pids
+        self._runner_pids = {name: of_runner(Path(self._runners, name)) or before.get(name, {}) for name in names}
+        return {pid: start for noted in self._runner_pids.values() for pid, start in noted.items()}
 
 
 def _noted_mains(folder: str) -> dict[int, tuple[int, int]]:
     """Offer → (number, start time) of main processes, as the spawners of a runner have noted since the boot."""
     found: dict[int, tuple[int, int]] = {}
     boot = boot_id()
-    for path in Path(folder).glob("mains-*"):
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = [name for name in os.listdir(folder) if name.startswith("mains-")]  # noqa: PTH208
+    for path in (Path(folder, name) for name in names):
         is_ours = False
         with contextlib.suppress(OSError, ValueError):
             for line in path.read_text("ascii").split("\n")[:-1]:

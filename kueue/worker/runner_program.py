@@ -61,10 +61,11 @@ class RunnerProgram:
         again.
         """
         self._pack()
-        for old in self._state.glob("runner-*.pyz"):
-            if old != self._path:  # a runner has loaded all it needs before it serves anybody
-                with contextlib.suppress(OSError):
-                    old.unlink()
+        with contextlib.suppress(OSError):
+            for old in self._state.glob("runner-*.pyz"):
+                if old != self._path:  # a runner has loaded all it needs before it serves anybody
+                    with contextlib.suppress(OSError):
+                        old.unlink()
 
     async def launch(self, meet: Callable[[Path], Awaitable[T]]) -> T:
         """Start one and return what `meet` makes of its directory; `meet` raises `KueueError` if it does not answer.
@@ -106,8 +107,9 @@ class RunnerProgram:
 
     def _pack(self) -> None:
         """The file is there after this, also if somebody has removed it."""
-        if self._is_whole and self._path.is_file():
-            return
+        with contextlib.suppress(OSError):
+            if self._is_whole and self._path.is_file():
+                return
         try:
             content = runner_archive()
         except OSError as error:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from kueue.worker.processes import Trees, read_stat, read_tag
+from tests.support.nobody import kept_from
 
 TAGGED = """
 import os, resource, sys
@@ -131,6 +132,19 @@ def test_processes_of_others_are_never_touched(trees, started, tag):
     assert trees.stop([5]) == 0
     assert read_stat(stranger.pid).state == "S"
     assert read_tag(os.getpid()) in (None, read_tag(os.getppid()))
+
+
+def test_runners_that_cannot_be_looked_at_end_nobody_and_their_processes_stay_untouched(tmp_path, trees, started, tag):
+    runners = tmp_path / "runners"
+    (runners / "one").mkdir(parents=True)
+    spawner = started("sleep", "60")  # as if it carried the tag of the child that it makes
+    until(lambda: read_tag(spawner.pid) == tag and is_sleep(spawner.pid))
+    pair = (spawner.pid, read_stat(spawner.pid).start)
+    (runners / "one" / "info.json").write_text(json.dumps({"keeper": pair, "spawners": []}))
+    assert trees.use([5])[5].processes == 0
+    for folder in (runners / "one", runners):
+        with kept_from(folder):
+            assert trees.use([5])[5].processes == 0
 
 
 def test_an_attempt_without_a_record_has_no_processes(trees):
