@@ -474,7 +474,7 @@ class RunnerSet:
             try:
                 await self._meet_all()
                 left = self._handed.of(runner)
-                if not left:
+                if not left or runner in self._runners:  # it lives after all, and looks after them itself
                     return True
                 log.warning("runner %s is gone with %d attempts", runner, len(left))
                 newest = await self._newest()

@@ -275,6 +275,8 @@ async def test_a_runner_that_is_found_after_the_hello_gets_no_lease_before_the_n
         assert state.state == "paused"
         await link.send(SetLease(deadline_boottime=boottime() + 3600))
         assert (await hear(link, Changed, 1)).state == "running"
+        await link.send(StopOrder(offer=1))
+        assert (await hear(link, Ended, 1)).end.outcome == Canceled()
 
 
 async def test_a_runner_of_an_older_release_is_served_and_gets_nothing_new(lab, monkeypatch):
