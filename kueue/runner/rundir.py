@@ -131,7 +131,7 @@ class Rundir:
         except OSError:
             return True  # as in `is_locked`
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            return False
+            return _is_open_somewhere(self.lock)  # emptied or overwritten: it tells as little as none
 
     def remove(self) -> None:
         with contextlib.suppress(OSError):

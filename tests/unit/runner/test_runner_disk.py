@@ -285,6 +285,27 @@ def test_a_runner_whose_lock_cannot_be_looked_at_is_not_taken_for_dead(tmp_path)
     assert Rundir(str(tmp_path), "stray").is_dead()
 
 
+@pytest.mark.parametrize("info", ["", "{}", "[1]"])
+def test_a_runner_whose_lock_is_gone_and_whose_note_says_nothing_is_not_dead_while_it_has_the_lock_open(
+    desk, bench, info
+):
+    assert desk.run(1, "true")["outcome"] == {"type": "exited", "code": 0}
+    place = Rundir(str(bench.state), "one")
+    os.unlink(place.lock)
+    with open(place.info, "r+") as file:
+        told = file.read()
+        file.seek(0)
+        file.truncate()
+        file.write(info)
+        file.flush()
+        try:
+            assert not place.is_dead()
+        finally:
+            file.seek(0)
+            file.truncate()
+            file.write(told)
+
+
 def test_a_socket_for_which_there_is_no_descriptor_costs_none(tmp_path):
     place = Rundir(str(tmp_path), "one")
     os.makedirs(place.path)
