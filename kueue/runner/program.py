@@ -15,7 +15,6 @@ import signal
 import stat
 from typing import Any, NoReturn
 
-from kueue.runner.ends import NO_ROOM
 from kueue.runner.wire import os_bytes, shown
 
 DISCARD = "null"
@@ -24,8 +23,8 @@ NOT_EXECUTED = 127
 
 
 class CannotStart(Exception):
-    """`cause` as in `NotStarted`; the text names what was tried. `is_ours`: the worker's disk has no room, which is no
-    fault of the job: it is put off.
+    """`cause` as in `NotStarted`; the text names what was tried. `is_ours`: the worker's own spool takes no file, which
+    is no fault of the job: it is put off.
     """
 
     def __init__(self, cause: str, reason: str, *, is_ours: bool = False) -> None:
@@ -151,8 +150,7 @@ def _open(path: bytes, flags: int, mode: int, *, is_ours: bool = False) -> int:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | flags, mode)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        has_no_room = isinstance(error, OSError) and error.errno in NO_ROOM
-        raise CannotStart("output", f"output file {shown(path)}: {why}", is_ours=is_ours and has_no_room) from error
+        raise CannotStart("output", f"output file {shown(path)}: {why}", is_ours=is_ours) from error
 
 
 def _exec(argv: list[bytes], env: dict[bytes, bytes]) -> NoReturn:
