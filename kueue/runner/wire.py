@@ -76,14 +76,16 @@ class Lines:
         self._out += line
 
     def flush(self) -> None:
-        """Send what the socket takes."""
+        """Send what the socket takes. What nobody takes any more is dropped; `receive` tells of that, behind the last
+        words of the other end.
+        """
         while self._out and self.open:
             try:
                 sent = self.sock.send(self._out)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
-                self.open = False  # the reader's side tells the rest
+                self._out.clear()
                 return
             del self._out[:sent]
 
