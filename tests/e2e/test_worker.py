@@ -323,7 +323,8 @@ def test_a_silent_connection_is_given_up_and_made_anew(lab):
     with Relay(lab.port) as relay:
         path = lab.config("far", common_settings={"server_port": relay.port}, worker_settings={"worker_name": "far"})
         far = lab.start("kueue.worker.main", "-c", str(path), log="far")
-        lab.until(lambda: lab.worker("far").get("state") == "online", "it is online", process=far)
+        # The server knows it a moment before it has the welcome, for which it waits longer.
+        lab.until(lambda: "taken in by the server" in lab.log("far"), "it is taken in", process=far)
         relay.freeze()
         lab.until(lambda: relay.accepted >= 2, "it connects anew", seconds=12, process=far)
         job = lab.submit(*SMALL, "true")
