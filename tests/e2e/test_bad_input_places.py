@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from tests.support.feature_lab import SMALL, FeatureLab
+from tests.support.removal import remove_tree
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def test_a_job_that_removes_the_spool_ends_all_the_same(lab, victim):
 
 def test_a_server_whose_state_was_removed_acknowledges_nothing_and_says_so(lab):
     assert lab.submit(*SMALL, "true") == 0
-    shutil.rmtree(lab.folder / "state/server")
+    remove_tree(lab.folder / "state/server")
     refused = lab.kueue("--patience", "1s", "cmd", *SMALL, "true")
     assert refused.returncode != 0
     assert refused.stdout == ""
@@ -36,7 +37,7 @@ def test_a_server_whose_state_was_removed_acknowledges_nothing_and_says_so(lab):
 
 def test_a_worker_whose_state_was_removed_takes_no_job_ends_with_a_sentence_and_can_be_started_again(lab):
     worker = lab.start_worker()
-    shutil.rmtree(lab.folder / "state/workers/w1")
+    remove_tree(lab.folder / "state/workers/w1")
     job = lab.submit(*SMALL, "true")
     assert worker.wait(30) == 1
     assert "was removed or replaced while the worker w1 ran: it ends" in lab.log("w1")

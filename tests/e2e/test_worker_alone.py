@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 
 import pytest
 
 from kueue import places
 from tests.support.lab import Lab
+from tests.support.removal import remove_tree
 
 SMALL = ("-c", "1", "-r", "1")
 MORTAL = {"worker_timeout_seconds": 10}
@@ -75,7 +75,7 @@ def test_a_worker_whose_directory_was_removed_ends_and_a_new_one_takes_its_name(
     first = lab.start_worker("w1")
     job = lab.submit(*SMALL, "sh", "-c", WAITS)
     lab.until(lambda: begun(lab) == ["1"], "it runs")
-    shutil.rmtree(lab.folder / "state/workers")
+    remove_tree(lab.folder / "state/workers")
     assert first.wait(60) == 1
     assert "workers/w1 was removed or replaced while the worker w1 ran: it ends." in lab.log("w1")
     assert not (lab.folder / "state/workers/w1/lock").exists()

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 
 import pytest
@@ -14,6 +13,7 @@ from kueue.runner.kernel import lock_file
 from kueue.runner.mains import boot_id
 from kueue.runner.rundir import Rundir
 from kueue.runner.tree import status
+from tests.support.removal import remove_tree
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ def folder(bench, name="one"):
 def lose(bench, names):
     for name in names:
         if name == ".":
-            shutil.rmtree(folder(bench))
+            remove_tree(folder(bench))
         else:
             (folder(bench) / name).unlink()
 
@@ -167,7 +167,7 @@ def test_a_runner_that_is_done_does_not_make_its_directory_anew(bench):
     desk = bench.start_runner(linger=3.0)
     keeper = bench.keeper()
     desk.send("Detach")
-    shutil.rmtree(bench.state / "runners")
+    remove_tree(bench.state / "runners")
     wait_until(lambda: not is_alive(keeper))
     assert not (bench.state / "runners").exists()
 
