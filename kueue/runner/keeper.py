@@ -23,7 +23,7 @@ from kueue.runner.clerk import Clerk
 from kueue.runner.course import Course
 from kueue.runner.desk import Desk
 from kueue.runner.ends import Ends
-from kueue.runner.kernel import be_subreaper, name_process
+from kueue.runner.kernel import Alarm, be_subreaper, name_process
 from kueue.runner.log import Log
 from kueue.runner.mirror import OURSELVES, Mirror
 from kueue.runner.orphans import Orphans
@@ -90,6 +90,7 @@ class Keeper:
         self.orphans = Orphans(self)
         self.spawners = Spawners(self.selector, self.log, self._be_spawner, self._met_spawner)
         self.desk = Desk(self.selector, self.clerk.attach, self.clerk.obey, self.clerk.lost)
+        self.alarm = Alarm()
         self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     # -- life
@@ -107,6 +108,7 @@ class Keeper:
         signal.signal(signal.SIGTERM, self._asked_to_leave)
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
         self.selector.register(self.wake_read, selectors.EVENT_READ)
+        self.selector.register(self.alarm, selectors.EVENT_READ)
         with contextlib.suppress(OSError):  # a disk that does not take it is no reason to leave the jobs alone
             self.premises.hold()  # of a dead keeper that had put it back we did not inherit it
         self.premises.open_desk(is_needed=begins)
@@ -135,8 +137,11 @@ class Keeper:
         return True
 
     def _turn(self) -> None:
-        now = boottime()
-        ready = {key.fd for key, _ in self.selector.select(self._patience(now))}
+        self.alarm.set(self._due(boottime()))
+        ready = {key.fd for key, _ in self.selector.select()}
+        if self.alarm.fileno() in ready:
+            ready.remove(self.alarm.fileno())
+            self.alarm.rang()
         if self.spool.vacant and (not ready or len(self.spool.vacant) > MANY_VACANT):
             self.spool.tidy()
         self.is_quiet = not ready
@@ -154,7 +159,8 @@ class Keeper:
         self._look()
         self._flush()
 
-    def _patience(self, now: float) -> float | None:
+    def _due(self, now: float) -> float | None:
+        """When the next turn has something to do, if nothing happens before."""
         times = [
             self.policy.next_wake(now),
             self.again_at,
@@ -167,8 +173,7 @@ class Keeper:
             times.append(self.idle_since + self.settings.linger_seconds)
         if self.spool.vacant:
             times.append(now + (QUIET_SECONDS if not self.is_quiet else 0.0))
-        known = [at for at in times if at is not None]
-        return max(0.0, min(known) - now) if known else None
+        return min((at for at in times if at is not None), default=None)
 
     def _asked_to_leave(self, *_: object) -> None:
         """A machine that shuts down ends the jobs too; a guard never leaves one that lives."""

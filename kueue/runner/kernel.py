@@ -8,6 +8,7 @@ import fcntl
 import os
 import struct
 import sys
+import time
 
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
@@ -104,3 +105,52 @@ class OomScore:
         if value:
             with contextlib.suppress(OSError):  # then jobs and guard are equal before the kernel, as without us
                 os.pwrite(self._handle, value, 0)
+
+
+_NO_LATER = 1e9  # boottime; no machine runs for thirty years, and 32 bits hold it
+
+
+class _Moment(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _Alarm(ctypes.Structure):
+    _fields_ = (("interval", _Moment), ("at", _Moment))
+
+
+class Alarm:
+    """A descriptor that can be read from a moment on (timerfd_create(2)); the moment is boottime.
+
+    A time-out of poll(2) does not go on while the machine is suspended: what is due meanwhile would be late by what was
+    left of it. This one is due at once when the machine wakes.
+    """
+
+    def __init__(self) -> None:
+        """Raises `OSError`."""
+        self._handle = _libc.timerfd_create(time.CLOCK_BOOTTIME, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._handle < 0:
+            raise OSError(ctypes.get_errno(), "no timer can be made")
+        self._at: float | None = None
+
+    def fileno(self) -> int:
+        return int(self._handle)
+
+    def set(self, at: float | None) -> None:
+        """The moment; None: never. What was due before no longer is."""
+        if at == self._at:
+            return
+        self._at = at
+        at = min(max(at, 0.0), _NO_LATER) if at is not None else 0.0
+        whole = int(at)
+        # A moment of all zeros means never.
+        parts = 0 if self._at is None else max(1, int((at - whole) * 1e9))
+        _libc.timerfd_settime(self._handle, 1, ctypes.byref(_Alarm(at=_Moment(whole, parts))), None)
+
+    def rang(self) -> None:
+        """It was seen to be due, and is not again before it is set anew."""
+        self._at = None
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._handle, 8)
+
+    def close(self) -> None:
+        os.close(self._handle)
