@@ -78,8 +78,10 @@ class Clerk:
             case "SetLease" if self._is_strangers:
                 pass  # the server gives away by the lease of the worker that was told to run them
             case "SetLease":
-                self._keeper.do(self._keeper.policy.set_lease(float(order["deadline_boottime"]), now))
-                self._keeper.mirror.changed.add(OURSELVES)
+                deadline = float(order["deadline_boottime"])
+                if deadline < self._keeper.policy.deadline:
+                    self._keeper.mirror.changed.add(OURSELVES)  # the spawner sleeps until the end that it knows
+                self._keeper.do(self._keeper.policy.set_lease(deadline, now))
                 self._keeper.server_watch.plan(self._keeper.policy, now)
             case "StopOrder":
                 grace = float(order.get("grace_seconds", 10.0))

@@ -33,10 +33,21 @@ class Course:
         else:
             care.spawner = pid
 
-    def hear(self, lines: list[bytes]) -> None:
-        """What a spawner has said."""
+    def look_at_stand_in(self, child: Child) -> None:
+        """To be called before anything is heard of a worker: what stood still without a lease did so before the next
+        lease came.
+        """
+        since = child.shared.stands_in_since
+        if since:
+            self._keeper.do(self._keeper.policy.stood_in(since, boottime()))
+
+    def hear(self, child: Child, lines: list[bytes]) -> None:
+        """What this spawner has said."""
         for line in lines:
             message = json.loads(line)
+            if message["is"] == "stood_in":
+                self._stood_in(child)
+                continue
             care = self._keeper.cares.get(message["offer"])
             if care is not None:
                 self._hear_of(care, message)
@@ -61,6 +72,11 @@ class Course:
                 self.exited(care, message)
             case other:
                 self._keeper.log(f"a spawner said {other!r}, which is not understood")
+
+    def _stood_in(self, child: Child) -> None:
+        """It has stopped the last tree that it will, and may have done so after we had let it go on."""
+        self.look_at_stand_in(child)
+        child.shared.stands_in_since = 0.0
 
     def forked(self, care: Care, pid: int, start: int) -> None:
         """Its main process is this one. `start` in clock ticks after boot."""
@@ -94,7 +110,9 @@ class Course:
     def lost_spawner(self, child: Child) -> None:
         """Its children are ours now; what it still had to say is read first."""
         self._keeper.log(f"spawner {child.pid} is gone: its jobs are ours now")
-        self.hear(self._keeper.spawners.lost(child))
+        self.hear(child, self._keeper.spawners.lost(child))
+        if child.shared.stands_in_since:
+            self._stood_in(child)
         for offer, attempt in list(self._keeper.policy.attempts.items()):
             care = self._keeper.cares.get(offer)
             if care is not None and care.spawner == child.pid and attempt.lives and not attempt.main_ended:

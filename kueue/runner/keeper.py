@@ -32,6 +32,7 @@ from kueue.runner.premises import Premises
 from kueue.runner.reviver import Reviver
 from kueue.runner.rundir import KEEPER, Rundir
 from kueue.runner.server_watch import ServerWatch
+from kueue.runner.shared import Shared
 from kueue.runner.spawner import Spawner
 from kueue.runner.spawners import Spawners
 from kueue.runner.spool import Spool
@@ -145,13 +146,15 @@ class Keeper:
         if self.spool.vacant and (not ready or len(self.spool.vacant) > MANY_VACANT):
             self.spool.tidy()
         self.is_quiet = not ready
+        for child in self.spawners.all:
+            self.course.look_at_stand_in(child)
         if self.wake_read in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self.wake_read, 4096)
         self.orphans.serve(ready)
         for child in self.spawners.all:
             if child.lines.open and child.lines.fileno() in ready:
-                self.course.hear(self.spawners.hear(child))
+                self.course.hear(child, self.spawners.hear(child))
         self.desk.serve(ready)
         if self.wake_read in ready:
             self.orphans.reap()
@@ -263,7 +266,6 @@ class Keeper:
         prolonged = self.server_watch.look(self.policy, now)
         if prolonged is not None:
             self.do(self.policy.set_lease(prolonged, now))
-            self.mirror.changed.add(OURSELVES)
             self.server_watch.plan(self.policy, now)
         self.do(self.policy.tick(now))
         if self.premises.due is not None and (now >= self.premises.due or self.reviver.is_due(now)):
@@ -299,18 +301,25 @@ class Keeper:
 
     def _flush(self) -> None:
         self.ends.drop_cgroups()
+        self._share_lease()
         self.mirror.send()
         self.desk.flush()
         self.spawners.flush()
 
     # -- spawners
 
+    def _share_lease(self) -> None:
+        policy, now = self.policy, boottime()
+        for child in self.spawners.all:
+            child.shared.write(now, policy.deadline, lapsed=policy.lapsed, pause_told=policy.pause_told)
+
     def _met_spawner(self) -> None:
         self.scanner.spared = {child.pid for child in self.spawners.all}
         self.premises.write_info()
+        self._share_lease()
         self.mirror.changed.update(self.cares, {OURSELVES})
 
-    def _be_spawner(self, sock: socket.socket) -> None:
+    def _be_spawner(self, sock: socket.socket, shared: Shared) -> None:
         """The whole life of a spawner, in the child; never returns."""
         try:
             signal.set_wakeup_fd(-1)
@@ -321,8 +330,8 @@ class Keeper:
                     with contextlib.suppress(OSError):
                         os.close(descriptor)
             os.closerange(max(keep) + 1, 65536)
-            spawner = Spawner(Lines(sock), self.spool, self.log, self.rundir.path)
-            spawner.mirror = self.mirror.of({*self.cares, OURSELVES})  # the keeper may be killed before it sends one
+            spawner = Spawner(Lines(sock), self.spool, self.log, self.rundir.path, shared)
+            spawner.reflect(self.mirror.of({*self.cares, OURSELVES}))  # the keeper may be killed before it sends one
             spawner.run()
             if not spawner.is_done:
                 self.log("the keeper is gone: taking over")

@@ -1,7 +1,7 @@
 """The mirror: what a spawner has to know to go on as keeper.
 
-It is sent with each turn, before a signal, and before records are dropped. An order to start goes before its row: then
-there is a record, or what the spawner itself has made.
+The lease is not in it, see `shared`. It is sent with each turn that changes it, before a signal, and before records
+are dropped. An order to start goes before its row: then there is a record, or what the spawner itself has made.
 """
 
 from __future__ import annotations
@@ -43,9 +43,6 @@ class Mirror:
         policy = self._keeper.policy
         return {
             "rows": rows,
-            "deadline": policy.deadline if policy.deadline > 0 else 0.0,
-            "lapsed": policy.lapsed,
-            "pause_told": policy.pause_told,
             "shut_down": [policy.shut_down_from, policy.shut_down_until] if policy.is_leaving else None,
             "server_lock": [
                 self._keeper.server_watch.path.encode("utf-8", "surrogateescape").hex(),

@@ -7,6 +7,7 @@ has just been seen to work without delay (`launch`).
     keeper → spawner   {"do": "start", offer, tag, cgroup, not_after}, followed by the order's own line
                        {"do": "mirror", rows, …}
     spawner → keeper   {"is": "made" | "late" | "executed" | "exited", offer, …}
+                       {"is": "stood_in"}, see `stand_in`
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from typing import Any, NoReturn
 
 from kueue.runner import cgroup, program
 from kueue.runner.children import boottime, reap
-from kueue.runner.kernel import OomScore, be_subreaper, name_process
+from kueue.runner.kernel import Alarm, OomScore, be_subreaper, name_process
 from kueue.runner.launch import Key, Launcher, key_of
 from kueue.runner.log import Log
 from kueue.runner.mains import Mains
+from kueue.runner.revocable import Main, Revocable
 from kueue.runner.rundir import SPAWNER
+from kueue.runner.shared import Shared
 from kueue.runner.spool import Spool
+from kueue.runner.stand_in import StandIn
 from kueue.runner.tree import INFINITY, RLIMIT_LOCKS, status
 from kueue.runner.wire import Lines, line_of
 
@@ -40,8 +44,9 @@ Message = dict[str, Any]
 class Spawner:
     """One spawner process. `run` returns when the keeper is gone and everything it had sent is done."""
 
-    def __init__(self, keeper: Lines, spool: Spool, log: Log, folder: str) -> None:
+    def __init__(self, keeper: Lines, spool: Spool, log: Log, folder: str, shared: Shared) -> None:
         """`folder`: the runner's own."""
+        self.shared = shared
         self.keeper = keeper
         self.spool = spool
         self.made = Mains(folder)
@@ -62,6 +67,9 @@ class Spawner:
         self._oom = OomScore()
         self._held_back: tuple[int, ...] = ()
         self._launcher = Launcher()
+        self._stand_in = StandIn(shared)
+        self._revocable = Revocable()
+        self._alarm = Alarm()
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -79,6 +87,7 @@ class Spawner:
         gc.disable()  # a collection writes to every object: a child that meets one copies the whole memory
         self._selector.register(self.keeper, selectors.EVENT_READ)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._selector.register(self._alarm, selectors.EVENT_READ)
         while self.keeper.open:
             self._turn()
         gc.enable()
@@ -86,6 +95,7 @@ class Spawner:
         signal.set_wakeup_fd(-1)
         for pipe in list(self._pipes):
             self._read_pipe(pipe)
+        self._alarm.close()
         for handle in (self._wake_read, self._wake_write, *self._pipes):
             os.close(handle)
         self._selector.close()
@@ -96,7 +106,10 @@ class Spawner:
         return bool(self.mirror.get("done"))
 
     def _turn(self) -> None:
+        self._alarm.set(self._stand_in.due(is_needed=bool(self._revocable)))
         ready = {key.fd for key, _ in self._selector.select()}
+        if self._alarm.fileno() in ready:
+            self._alarm.rang()
         if self.keeper.fileno() in ready:
             for line in self.keeper.receive():
                 self._hear(line)
@@ -106,6 +119,7 @@ class Spawner:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
             self._reap()
+        self._look_after_lease()
         self.keeper.flush()
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.keeper.waits_to_send else 0)
         if self.keeper.open and self._selector.get_key(self.keeper).events != wanted:
@@ -120,15 +134,47 @@ class Spawner:
         if message["do"] == "start":
             self._start = message
         elif message["do"] == "mirror":
-            rows = self.mirror.setdefault("rows", {})
-            for offer, row in message.pop("rows").items():
-                if row is None:
-                    rows.pop(offer, None)
-                else:
-                    rows[offer] = row
-                if row is None or row["policy"] is None or row["policy"]["main_ended"]:
-                    self.ends.pop(int(offer), None)
-            self.mirror.update(message)
+            self.reflect(message)
+
+    def reflect(self, mirror: Message) -> None:
+        """Take in what `mirror` tells anew."""
+        rows = self.mirror.setdefault("rows", {})
+        for offer, row in mirror.pop("rows").items():
+            self._revocable.told(int(offer), row)
+            if row is None:
+                rows.pop(offer, None)
+            else:
+                rows[offer] = row
+            if row is None or row["policy"] is None or row["policy"]["main_ended"]:
+                self.ends.pop(int(offer), None)
+        self.mirror.update(mirror)
+
+    def _look_after_lease(self) -> None:
+        match self._stand_in.look(boottime(), is_needed=bool(self._revocable)):
+            case "stop":
+                if self._stand_in.is_new:
+                    self.log("the lease has ended and the keeper does not answer: its jobs are paused until it does")
+                running = self._revocable.stop(self._mains())
+                self._stand_in.stopped(boottime(), running)
+            case "say":
+                self._revocable.done()
+                self.keeper.put(line_of({"is": "stood_in"}))
+            case None:
+                pass
+
+    def _mains(self) -> dict[int, Main]:
+        """The main processes that are known, by offer."""
+        found: dict[int, Main] = {}
+        for offer, row in (self.mirror.get("rows") or {}).items():
+            care = row["care"]
+            if care["pid"] and care["start"]:
+                ended = care["exit"] or self.ends.get(int(offer)) or {}
+                found[int(offer)] = (care["pid"], care["start"], ended["at"] if ended.get("held") else 0.0)
+        for offer, pid in self.pids.items():
+            birth = status(pid)  # not reaped yet, so there is one
+            if birth is not None:
+                found[offer] = (pid, birth.start, 0.0)
+        return found
 
     def _say(self, what: str, offer: int, **more: Any) -> None:
         self.keeper.put(line_of({"is": what, "offer": offer, **more}))
@@ -169,6 +215,7 @@ class Spawner:
         birth = status(pid)  # not reaped yet, so there is one
         start_time = birth.start if birth is not None else 0
         self.made.add(offer, pid, start_time)
+        self._revocable.made(offer, tag, start["cgroup"])
         if is_executed:
             now = boottime()
             self._launcher.executed(key_of(order), now, now - at)

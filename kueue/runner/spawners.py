@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from kueue.runner.children import boottime
 from kueue.runner.desk import close, want
 from kueue.runner.log import Log
+from kueue.runner.shared import Shared
 from kueue.runner.tree import status
 from kueue.runner.wire import Lines
 
@@ -25,12 +26,14 @@ class Child:
 
     pid: int
     lines: Lines
+    shared: Shared
 
 
 class Spawners:
     """Makes spawners, carries lines to and from them, replaces those that do not answer.
 
-    `live`: a spawner's whole life, called in the new process with its end of the socket. `made`: called in the keeper
+    `live`: a spawner's whole life, called in the new process with its end of the socket and the page that it shares
+    with us. `made`: called in the keeper
     when there is a new one, which knows nothing yet.
     """
 
@@ -38,7 +41,7 @@ class Spawners:
         self,
         selector: selectors.BaseSelector,
         log: Log,
-        live: Callable[[socket.socket], None],
+        live: Callable[[socket.socket, Shared], None],
         made: Callable[[], None],
     ) -> None:
         self.current: Child | None = None
@@ -62,6 +65,7 @@ class Spawners:
         """Make a new one to be the current; there is none if the system has no room for a process."""
         ours, theirs = socket.socketpair()
         try:
+            shared = Shared(boottime())
             pid = os.fork()
         except OSError as error:
             ours.close()
@@ -69,10 +73,10 @@ class Spawners:
             self._log(f"no spawner could be made: {error.strerror}")
             return
         if pid == 0:
-            self._live(theirs)
+            self._live(theirs, shared)
             os._exit(0)
         theirs.close()
-        self.current = Child(pid, Lines(ours))
+        self.current = Child(pid, Lines(ours), shared)
         self._selector.register(self.current.lines, selectors.EVENT_READ)
         self._made()
 

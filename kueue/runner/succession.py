@@ -28,9 +28,9 @@ def take_over(keeper: Keeper, spawner: Spawner) -> None:
     """Go on for a keeper that died. We were its spawner: its mirror and our children are all there is."""
     now = boottime()
     mirror = spawner.mirror
-    keeper.policy.deadline = float(mirror.get("deadline") or 0.0)
-    keeper.policy.lapsed = bool(mirror.get("lapsed", True))
-    keeper.policy.pause_told = bool(mirror.get("pause_told", True))
+    keeper.policy.deadline = spawner.shared.deadline
+    keeper.policy.lapsed = spawner.shared.lapsed
+    keeper.policy.pause_told = spawner.shared.pause_told
     if mirror.get("shut_down"):
         keeper.policy.is_leaving = True
         keeper.policy.shut_down_from, keeper.policy.shut_down_until = mirror["shut_down"]
@@ -46,6 +46,8 @@ def take_over(keeper: Keeper, spawner: Spawner) -> None:
     # Oldest first: what waits in a line is given back when it comes up, before any that waits behind it is known.
     for offer, record in sorted({**mirrored, **written}.items(), key=_offer):
         _adopt(keeper, offer, record, rows.get(offer), spawner)
+    if spawner.shared.stands_in_since:
+        keeper.do(keeper.policy.stood_in(spawner.shared.stands_in_since, boottime()))
 
 
 def _starts(keeper: Keeper) -> dict[int, Record]:

@@ -423,7 +423,7 @@ FAULTS_PLANTED = (
     Fault(
         "no pause when the lease ends",
         "at the deadline the runner pauses what may be given away",
-        ("revoked", "overlap"),
+        ("revoked", "overlap", "liveness"),
         _no_pause,
         weather={"cut": 20},
     ),
@@ -432,7 +432,13 @@ FAULTS_PLANTED = (
         "the worker stops the trees itself if the runner does not",
         ("revoked", "overlap"),
         _no_second_guard,
-        weather={"runner stopped": 60, "cut": 60},
+        weather={"runner stopped": 60, "cut": 60, "spawner killed": 60},
+    ),
+    Fault(
+        "no third guard",
+        "the spawner stops the trees when its keeper does not and the worker is gone",
+        ("revoked", "overlap"),
+        quirks={"no_stand_in": True},
     ),
     Fault(
         "ends forgotten before they are acknowledged",

@@ -3,6 +3,7 @@
 Rules
 - What a process has reaped or decided is on the disk before anyone is told. Losing power loses what is young there.
 - The newest attachment counts; what an older one had sent and nobody has read is thrown away with it.
+- While the keeper stands still at the end of the lease its spawner stops the trees (the real `StandIn`).
 - If a spawner dies its keeper asks another one for what was not made, and reaps what was. If the keeper dies its spawner goes on from the policy's rows. If both die the next runner takes in what they left.
 """
 
@@ -17,10 +18,13 @@ from kueue.model import Canceled, EndRecord, Exited, Lost, NotStarted, Signaled,
 from kueue.runner import actions as a
 from kueue.runner.attempt import Terms
 from kueue.runner.policy import Policy
+from kueue.runner.revocable import must_stand
+from kueue.runner.shared import Shared
+from kueue.runner.stand_in import StandIn
 from kueue.worker import orders as o
 from kueue.worker.known import read_memo
 from tests.sim.processes import Tree
-from tests.sim.world import Program
+from tests.sim.world import WAKE_SECONDS, Program
 
 if TYPE_CHECKING:
     from tests.sim.workstation import Workstation
@@ -85,6 +89,8 @@ class Runner:
         self._wake_turn = 0
         self._planned: tuple[float, Program] | None = None
         self.program = self._new_program()
+        self.machine.on_wake.append(self._spawner_wakes)
+        self._meet_spawner()
         self._inherit()
 
     def _new_program(self) -> Program:
@@ -108,10 +114,14 @@ class Runner:
             return
         self._has_no_spawner = True
         self._spawner += 1
+        self.station.watch_guard()
         self.program.post(self._lost_spawner)
 
     def _lost_spawner(self) -> None:
         self._has_no_spawner = False
+        self._notice_stand_in()
+        self._meet_spawner()
+        self.station.watch_guard()
         for offer, attempt in list(self.policy.attempts.items()):
             care = self.cares[offer]
             if care.spawner is None or care.spawner == self._spawner or not attempt.lives or attempt.main_ended:
@@ -133,7 +143,7 @@ class Runner:
             self.die()
             return
         rows = [self.policy.row(offer) for offer in self.policy.attempts]
-        told = (self.policy.deadline, self.policy.lapsed, self.policy.pause_told)
+        told = (self._shared.deadline, self._shared.lapsed, self._shared.pause_told)
         self.program.die()
         self.program = self._new_program()
         self.policy = Policy()
@@ -151,6 +161,8 @@ class Runner:
         self.program.wake(0.005, self._taken_over)
 
     def _taken_over(self) -> None:
+        self._notice_stand_in()
+        self._meet_spawner()
         for offer, attempt in list(self.policy.attempts.items()):
             care = self.cares[offer]
             tree = self.station.trees.get(offer)
@@ -208,6 +220,7 @@ class Runner:
 
     def _read(self, desk: Desk) -> None:
         # A worker that died has handed its starts to nobody: its successor does not know of them, so neither may we.
+        self._notice_stand_in()
         while desk.inbox and desk is self.desk:
             order = desk.inbox.popleft()
             if desk.worker.is_alive or self.station.quirks.obeys_the_dead or not isinstance(order, o.StartAttempt):
@@ -348,6 +361,74 @@ class Runner:
         else:
             self._tell(o.Ended(offer=offer, job=order.job, end=record.end))
 
+    # --- the spawner stands in for the keeper ------------------------------------------------------------------------
+
+    @property
+    def has_spawner(self) -> bool:
+        return not (self.is_dead or self._has_no_spawner)
+
+    def _meet_spawner(self) -> None:
+        self._shared = Shared(self.now())
+        self._stand_in = StandIn(self._shared)
+        self._stand_in_at: float | None = None
+        self._share_lease()
+
+    def _share_lease(self) -> None:
+        policy = self.policy
+        self._shared.write(self.now(), policy.deadline, lapsed=policy.lapsed, pause_told=policy.pause_told)
+        self._plan_stand_in()
+
+    def _notice_stand_in(self) -> None:
+        if self._shared.stands_in_since:
+            self._do(self.policy.stood_in(self._shared.stands_in_since, self.now()))
+
+    def _stood_in(self, shared: Shared) -> None:
+        if shared is self._shared:
+            self._notice_stand_in()
+            shared.stands_in_since = 0.0
+
+    def _bound(self) -> list[int]:
+        rows = ((offer, self.policy.row(offer)) for offer in self.policy.open)
+        return [offer for offer, row in rows if row is not None and must_stand(row)]
+
+    def _plan_stand_in(self) -> None:
+        at = self._stand_in.due(is_needed=bool(self._bound()))
+        if at is None or (self._stand_in_at is not None and at >= self._stand_in_at):
+            return
+        self._stand_in_at = at
+        shared = self._shared
+        wait = self.machine.real_seconds(max(0.001, at - self.now()))
+        self.world.after(wait, lambda: self._look_after_lease(shared))
+
+    def _spawner_wakes(self) -> None:
+        """Its alarm counts the time in which the machine slept."""
+        shared = self._shared
+        self.world.after(WAKE_SECONDS, lambda: self._look_after_lease(shared))
+
+    def _look_after_lease(self, shared: Shared) -> None:
+        """As the spawner: also while the keeper stands still."""
+        if (
+            shared is not self._shared
+            or not self.has_spawner
+            or not self.machine.is_up
+            or self.station.quirks.no_stand_in
+        ):
+            return
+        self._stand_in_at = None
+        if not self.machine.is_awake:
+            return
+        bound = self._bound()
+        match self._stand_in.look(self.now(), is_needed=bool(bound)):
+            case "stop":
+                for offer in bound:
+                    if offer in self.station.trees:
+                        self.world.tell(f"spawner of {self.name} stops offer {offer}", self.cares[offer].order.job)
+                        self.station.trees[offer].stop()
+                self._stand_in.stopped(self.now(), running=0)
+            case "say":
+                self.program.post(lambda: self._stood_in(shared))
+        self._plan_stand_in()
+
     # --- the spawner -------------------------------------------------------------------------------------------------
 
     def _ask_spawner(self, offer: int, not_after: float) -> None:
@@ -416,6 +497,7 @@ class Runner:
     # --- time --------------------------------------------------------------------------------------------------------
 
     def _plan_wake(self) -> None:
+        self._share_lease()
         at = self.policy.next_wake(self.now())
         if at is None or (at, self.program) == self._planned:
             return
@@ -427,6 +509,7 @@ class Runner:
 
     def _tick(self) -> None:
         self._planned = None
+        self._notice_stand_in()
         self._do(self.policy.tick(self.now()))
 
 

@@ -47,8 +47,9 @@ FAULTS = {
     "cancel": 5,
     "hold": 2,
     "restored backup": 1,
+    "runner and worker stopped": 0,
 }
-"""Fault → weight."""
+"""Fault → weight. Those of weight 0 come by a chance of their own: the other worlds are what they were before."""
 
 
 class Weather:
@@ -76,6 +77,10 @@ class Weather:
             kind = self.rng.choices(list(self.weights), list(self.weights.values()))[0]
             at = self.world.between(3.0, 0.9 * self.until)
             self.world.at(at, lambda kind=kind: self.strike(kind))
+        chance = Random(f"both guards of {self.world.seed}")
+        for _ in range(chance.choice((0, 0, 1, 2)) if "runner and worker stopped" in self.weights else 0):
+            at = chance.uniform(3.0, 0.9 * self.until)
+            self.world.at(at, lambda: self.strike("runner and worker stopped"))
 
     def _submit(self) -> None:
         lab, rng = self.lab, self.rng
@@ -247,6 +252,11 @@ class Weather:
                 if station.runner is not None:
                     self._stop(station, station.runner.program, lab.timeout * world.between(1.5, 3.0))
                     world.after(world.between(1.0, 8.0), lambda: self._lose_session(station))
+            case "runner and worker stopped":
+                if station.runner is not None:
+                    seconds = lab.timeout * world.between(1.2, 2.5)
+                    self._stop(station, station.runner.program, seconds)
+                    self._stop(station, station.worker, seconds * world.between(0.8, 1.2))
             case "power":
                 self._power(station)
             case "sleep":

@@ -39,6 +39,7 @@ class Quirks:
     sends_before_storing: bool = False
     hears_closed_sessions: bool = False
     dead_spawners_start: bool = False
+    no_stand_in: bool = False
 
 
 class Workstation:
@@ -198,7 +199,8 @@ class Workstation:
         # A worker that has just started waits for its runner's answer before it knows what to guard.
         worker = self.worker is not None and self.worker.is_alive and not self.worker.is_stopped and self._knows
         runner = self.runner is not None and self.runner.program.is_alive and not self.runner.program.is_stopped
-        return worker or runner
+        spawner = self.runner is not None and self.runner.has_spawner and self.machine.is_up
+        return worker or runner or spawner
 
     # --- worker and runner -------------------------------------------------------------------------------------------
 

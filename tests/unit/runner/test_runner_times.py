@@ -23,13 +23,14 @@ from kueue.runner.children import boottime
 from kueue.runner.keeper import Keeper, Settings
 from kueue.runner.log import Log
 from kueue.runner.rundir import Rundir
+from kueue.runner.shared import Shared
 from kueue.runner.spawner import Spawner
 from kueue.runner.spool import Spool
 from kueue.runner.succession import take_over
 from kueue.runner.wire import Lines
 
 place = Rundir(sys.argv[1], "one")
-spawner = Spawner(Lines(socket.socketpair()[0]), Spool(place.spool), Log(place.log), place.path)
+spawner = Spawner(Lines(socket.socketpair()[0]), Spool(place.spool), Log(place.log), place.path, Shared(boottime()))
 keeper = Keeper(Settings(place, "identity", "1"), -1)
 take_over(keeper, spawner)
 keeper.do(keeper.policy.tick(boottime()))

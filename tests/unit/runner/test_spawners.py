@@ -25,7 +25,7 @@ def test_a_job_whose_spawner_it_has_stopped_ends_with_its_true_code(desk, bench)
 def spawners():
     selector = selectors.DefaultSelector()
     told = []
-    spawners = Spawners(selector, told.append, lambda sock: sock.recv(1), lambda: None)
+    spawners = Spawners(selector, told.append, lambda sock, _shared: sock.recv(1), lambda: None)
     spawners.told = told
     spawners.make()
     yield spawners
