@@ -93,7 +93,8 @@ class Clerk:
             case "ForgetAttempts":
                 self._forget(order["offers"])
             case "Inherit":
-                if self._keeper.inherit():  # else no answer: the worker asks again
+                known = order.get("attempts")
+                if self._keeper.inherit(known if isinstance(known, list) else ()):  # else the worker asks again
                     self._describe()
             case "Ping":
                 self._keeper.desk.tell("Pong", number=order.get("number", 0))

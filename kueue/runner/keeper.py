@@ -13,7 +13,7 @@ import selectors
 import signal
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kueue.runner.actions import Action, Continue, Finish, Kill, Look, Pause, PauseDone, Start, Tell, Terminate
@@ -126,10 +126,13 @@ class Keeper:
             self._turn()
         self._leave()
 
-    def inherit(self, *, is_needed: bool = False) -> bool:
-        """Take in what dead runners have left; False: it cannot be read. `is_needed`: raises `OSError` instead."""
+    def inherit(self, known: Sequence[object] = (), *, is_needed: bool = False) -> bool:
+        """Take in what dead runners have left; False: it cannot be read. `is_needed`: raises `OSError` instead.
+
+        `known`: what they are said to have had, each an `AttemptState` of the wire.
+        """
         try:
-            inherit(self)
+            inherit(self, known)
         except OSError as error:
             if is_needed:
                 raise

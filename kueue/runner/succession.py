@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kueue.runner import cgroup
+from kueue.runner.attempt import Terms
 from kueue.runner.care import Care, terms_of
 from kueue.runner.children import boottime
 from kueue.runner.mains import read_mains
@@ -15,7 +16,7 @@ from kueue.runner.rundir import Rundir, others
 from kueue.runner.server_watch import ServerWatch
 from kueue.runner.spawner import Spawner
 from kueue.runner.spool import EXIT, MAIN, Record
-from kueue.runner.tree import is_same, read_tag, status
+from kueue.runner.tree import is_same, read_tag, status, tag_of
 
 if TYPE_CHECKING:
     from kueue.runner.keeper import Keeper
@@ -64,14 +65,14 @@ def _mirrored(keeper: Keeper, rows: dict[int, dict[str, Any]], spawner: Spawner)
     """The same from the mirror, of what has begun or ended: a disk may have lost a record, or the job removed it, and
     the job goes on. Of what was only ordered there is nothing to look after.
     """
-    known = {}
+    begun = {}
     for offer, row in rows.items():
         care = Care.from_start(offer, row["care"])
         care.adopt(row["care"])
         has_begun = care.pid is not None or offer in spawner.pids or offer in spawner.ends
         if row["policy"] is not None and (has_begun or care.end is not None):
-            known[offer] = care.start_record(terms_of(row["policy"]["terms"]), keeper.rundir.runner)
-    return known
+            begun[offer] = care.start_record(terms_of(row["policy"]["terms"]), keeper.rundir.runner)
+    return begun
 
 
 def _offer(entry: tuple[int, Record]) -> int:
@@ -139,8 +140,8 @@ def _know_main(keeper: Keeper, care: Care, main: Sequence[int]) -> None:
         keeper.scanner.know_main(care.tag, pid, start, ended["at"] if ended.get("held") else 0.0)
 
 
-def inherit(keeper: Keeper) -> None:
-    """Take in what runners have left that are dead: kill it, prove it gone, report it."""
+def inherit(keeper: Keeper, known: Sequence[object] = ()) -> None:
+    """Take in what runners have left that are dead: kill it, prove it gone, tell it. `known`: see `Keeper.inherit`."""
     own = keeper.rundir.runner
     places = {place.runner: place for place in others(keeper.rundir.state, own)}
     dead = {name: place for name, place in places.items() if place.is_dead()}
@@ -172,13 +173,50 @@ def inherit(keeper: Keeper) -> None:
             continue
         care.executed = True
         _know_main(keeper, care, main)
-        known = (care.exit["code"], care.exit["signal"]) if care.exit else None
-        keeper.do(keeper.policy.inherit(offer, terms_of(record), known, boottime()))
+        ended = (care.exit["code"], care.exit["signal"]) if care.exit else None
+        keeper.do(keeper.policy.inherit(offer, terms_of(record), ended, boottime()))
+    recorded.update(_inherit_unrecorded(keeper, known, recorded, made))
     for name, place in dead.items():
         for offer, (pid, start) in made[name].items():
             if offer not in recorded and is_same(pid, start):
                 _end_unknown(keeper, offer, pid)
         place.remove()
+
+
+def _inherit_unrecorded(
+    keeper: Keeper, known: Sequence[object], recorded: set[int], made: dict[str, dict[int, tuple[int, int]]]
+) -> list[int]:
+    """Take in those whose records somebody has removed, and of which something is left. Returns their offers.
+
+    `made`: of each dead runner, the main processes that it noted.
+    """
+    missing = {}
+    for state in known:
+        fields = state if isinstance(state, dict) else {}
+        offer, job, queue_id = fields.get("offer"), fields.get("job"), fields.get("queue_id")
+        if not (isinstance(offer, int) and isinstance(job, int) and isinstance(queue_id, str)):
+            continue
+        if offer not in recorded and offer not in keeper.cares and offer not in keeper.ends.undropped:
+            tag = tag_of(queue_id, keeper.settings.identity, offer)
+            care = Care(offer, job, queue_id, tag, str(fields.get("memo") or ""), executed=True)
+            wall = fields.get("started_wall")
+            care.started_wall = wall if isinstance(wall, float) else None
+            missing[tag] = care
+            for mains in made.values():
+                if offer in mains:
+                    keeper.scanner.know_main(tag, *mains[offer])
+    taken = []
+    for tag, seen in keeper.scanner.look(missing).items() if missing else ():
+        care = missing[tag]
+        if not seen.living or care.offer in keeper.cares:
+            keeper.scanner.forget(tag)
+            continue
+        keeper.log(f"attempt {care.offer} was left behind without a record: it is ended")
+        keeper.spool.claim(care.offer, care.start_record(Terms(), keeper.rundir.runner), keeper.rundir.runner)
+        keeper.take_in(care)
+        keeper.do(keeper.policy.inherit(care.offer, Terms(), None, boottime()))
+        taken.append(care.offer)
+    return taken
 
 
 def _end_unknown(keeper: Keeper, offer: int, pid: int) -> None:

@@ -108,7 +108,11 @@ class ForgetAttempts(Line, frozen=True, kw_only=True):
 class Inherit(Line, frozen=True, kw_only=True):
     """Another runner died: take in what it left, kill it, prove it gone. Answered by `Attached`, then by `Gone` or
     `Ended` for each.
+
+    `attempts`: what it is known to have had. Those without a record are taken in if a process of theirs is left.
     """
+
+    attempts: tuple[AttemptState, ...] = ()
 
 
 class Detach(Line, frozen=True, kw_only=True):

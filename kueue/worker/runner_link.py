@@ -486,7 +486,7 @@ class RunnerSet:
                 one.is_orphan = True
                 one.runner = newest.id
             newest.buried = trio.Event()
-            await newest.tell(Inherit())
+            await newest.tell(Inherit(attempts=tuple(one.state for one in left if not one.is_over)))
             with trio.move_on_after(self._answer_seconds):
                 await newest.buried.wait()
             if newest.buried.is_set():

@@ -2,12 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 
 import pytest
-from runner_bench import is_alive, wait_until
+from runner_bench import QUEUE, is_alive, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -225,6 +226,29 @@ def test_a_living_runner_takes_in_what_a_dead_one_left_when_told(desk, bench):
     assert [state["offer"] for state in other.expect("Attached")["attempts"]] == [1]
     other.drain()
     wait_until(lambda: bench.tree(1) == [])
+
+
+def test_what_a_dead_runner_left_is_ended_also_when_its_records_were_removed(desk, bench):
+    other = bench.start_runner("two")
+    other.lease()
+    desk.start(1, "sh", "-c", "setsid sleep 7034 & sleep 7035")
+    desk.start(2, "true")
+    desk.end(2)
+    wait_until(lambda: len(bench.tree(1)) == 3)
+    states = [{"offer": offer, "job": offer, "queue_id": QUEUE, "state": "unknown", "memo": "m"} for offer in (1, 2, 3)]
+    other.send("Inherit", attempts=states)
+    assert other.expect("Attached")["attempts"] == []  # its runner lives
+    for offer in (1, 2):
+        shutil.rmtree(bench.folder(offer))
+    for path in (bench.state / "runners" / "one").glob("mains-*"):
+        path.unlink()
+    kill_both(bench)
+    assert len(bench.tree(1)) == 3
+    other.send("Inherit", attempts=states)
+    (named,) = other.expect("Attached")["attempts"]
+    assert (named["offer"], named["job"], named["memo"]) == (1, 1, "m")
+    assert other.expect("Gone", 1)["reason"]
+    assert bench.tree(1) == []
 
 
 def test_an_end_survives_a_worker_that_is_away_and_is_told_to_the_next(desk, bench):

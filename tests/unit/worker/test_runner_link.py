@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import threading
@@ -142,6 +143,21 @@ async def test_attempts_of_a_runner_that_died_whole_are_killed_and_gone(lab):
         assert (await hear(link, Ended, 2)).end.outcome == Exited(0)
         await link.send(ForgetAttempts(offers=(1, 2)))
         await wait_until(lambda: not (lab.state / "spool" / "1").exists())
+
+
+@pytest.mark.parametrize("removed", [["spool/1/start.json"], ["spool/1/start.json", "runners/*/mains-*"], ["spool/1"]])
+async def test_what_a_dead_runner_left_without_its_records_is_killed_before_it_is_called_gone(lab, removed):
+    async with lab.worker() as link:
+        await link.send(lab.order(1, "sh", "-c", "setsid sleep 7076 & sleep 7077"))
+        await hear(link, Started, 1)
+        await wait_until(lambda: len(lab.tree(1)) == 3)
+        (name,) = runner_pids(lab.state)
+        for path in [path for pattern in removed for path in lab.state.glob(pattern)]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        kill_runner(lab.state, name)
+        gone = await hear(link, Gone, 1)
+        assert (gone.job, gone.queue_id) == (1, QUEUE)
+        assert lab.tree(1) == []
 
 
 async def test_a_worker_that_comes_after_the_death_of_its_runner_learns_the_same(lab):
