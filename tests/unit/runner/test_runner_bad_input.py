@@ -18,6 +18,7 @@ NO_ORDERS = [
     b'{"type": "Attach", "x": ' + b"[" * 100_000,
     b'{"type": "SetLease"}',
     b'{"type": "SetLease", "deadline_boottime": "soon"}',
+    b'{"type": "SetLease", "deadline_boottime": NaN}',
     b'{"type": "Inherit", "attempts": 5}',
     b'{"type": "Inherit", "attempts": [5, null, {"offer": "x"}, {"offer": 9, "job": 9, "queue_id": "q", "memo": []}]}',
     b'{"type": "StopOrder", "offer": {}}',
