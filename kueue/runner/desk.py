@@ -76,11 +76,7 @@ class Desk:
         if self._newest is None:
             return
         self._newest.flush()
-        if self._newest.open:
-            want(self._selector, self._newest)
-        else:
-            self.drop()
-            self._lost()
+        want(self._selector, self._newest)
 
     def drop(self) -> None:
         """Close the newest attachment."""
