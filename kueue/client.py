@@ -18,7 +18,7 @@ import time
 from _thread import allocate_lock, get_ident
 from itertools import count
 
-from kueue.errors import Unreachable, UserError
+from kueue.errors import KueueError, Unreachable, UserError
 from kueue.transport import (
     Connection,
     ConnectionLost,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias
 
     from kueue.config import Config
+    from kueue.places import Places
 
     Message: TypeAlias = dict[str, Any]
     IdRanges: TypeAlias = Sequence[tuple[int, int]]
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 30.0
 
 _WELCOME_SECONDS = 10.0
+_ROUSE_SECONDS = 5.0
 _PART_CHARACTERS = 2 * 1024 * 1024
 # A character takes at most six bytes of JSON, so a part of two full argument lists stays below the frame limit.
 
@@ -337,6 +339,30 @@ def connect(config: Config, *, patience_seconds: float | None = PATIENCE_SECONDS
 
         client.own_server = own_server
     return client
+
+
+def rouse_own_server(state: Places) -> None:
+    """Have the server of this state directory, if one runs, put back its lock if that was removed or replaced.
+
+    It looks whenever somebody comes. Raises `KueueError` if it is there and does not answer for some seconds.
+    """
+    from kueue import places  # noqa: PLC0415 - as above
+
+    try:
+        if places.is_locked(state.server_lock):
+            return
+        names = os.listdir(state.server)  # noqa: PTH208 - pathlib takes 5 ms to load
+        sockets = [f"{state.server}/{name}" for name in sorted(names) if name.endswith(".sock")]
+        if sockets:
+            open_connection(Server("this host", 0, sockets), _ROUSE_SECONDS, lambda: "").close()
+    except Silence as silence:
+        # Behind a socket of nobody there is no connection to wait on.
+        raise KueueError(
+            f"A server runs that does not answer, and its lock {state.server_lock} was removed or replaced.",
+            hint=f"fuser {' '.join(sockets)} tells its pid. If it was stopped: kill -CONT PID; else kill it.",
+        ) from silence
+    except (ConnectionLost, KueueError, OSError):
+        pass  # there is none, or none that could not be seen anyway
 
 
 def new_request_id() -> str:

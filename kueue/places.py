@@ -300,6 +300,15 @@ class Lock:
             return True
         return os.path.samestat(found, os.fstat(self.descriptor))
 
+    def take_back(self, what: str) -> None:
+        """Hold the file that is at the path now, made if there is none, instead of the one that is there no more.
+
+        `what` and errors as in `lock_exclusive`; nothing has changed then.
+        """
+        fresh = lock_exclusive(self.path, what)
+        self.release()
+        self.descriptor = fresh.descriptor
+
     def release(self) -> None:
         """Give the lock up; the file stays, so that nobody ever locks a file that is gone."""
         if self.descriptor >= 0:

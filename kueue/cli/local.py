@@ -18,7 +18,7 @@ from typing import NamedTuple
 import kueue
 from kueue import inside_job, log, places
 from kueue.cli.session import Session
-from kueue.client import connect
+from kueue.client import connect, rouse_own_server
 from kueue.config import Config, load
 from kueue.errors import EXIT_REFUSED, KueueError, Refused, Unreachable
 from kueue.transport import is_this_host
@@ -88,6 +88,7 @@ def _settings(session: Session) -> Config:
 
 def _server(config: Config) -> Daemon:
     state = places.find(config.common.state_dir)
+    rouse_own_server(state)
     return Daemon("server", "kueue.server.main", state.server_lock, f"{state.server}/server.log")
 
 

@@ -22,6 +22,7 @@ import string
 
 from kueue import identity, places
 from kueue.cli.session import Session
+from kueue.client import rouse_own_server
 from kueue.config import Config, load, tables
 from kueue.errors import EXIT_REFUSED, ConfigError, UserError
 from kueue.settings import SECTIONS
@@ -170,6 +171,7 @@ def _reload(session: Session, config: Config) -> int:
 def _programs(config: Config) -> Iterator[tuple[str, str]]:
     """(what it is, its lock) of those that may run here."""
     state = places.find(config.common.state_dir)
+    rouse_own_server(state)
     yield "server", state.server_lock
     for lock in sorted(glob.glob(f"{glob.escape(state.root)}/workers/*/lock")):
         yield f"worker {os.path.basename(os.path.dirname(lock))}", lock

@@ -81,7 +81,7 @@ class Engine:
         self.queue.unsettled = True
 
     def stalled(self, now: Now) -> None:
-        """The server itself stood still (or slept): silence counts anew, for nobody could be heard."""
+        """The server stood still (or slept) and heard nobody, or could be taken for gone: silence counts anew."""
         self.queue.opened = now.steady
         for worker in self.queue.workers.values():
             worker.suspected = None

@@ -7,6 +7,7 @@ Rules (T = `worker_timeout_seconds`, M = max(2 s, T/10), L = T - M)
 - A worker is declared silent when ``steady - max(heard, opened) > T``, and only when that is seen twice with all mail
   read in between. Declaring closes its session: a closed session answers nothing, so no lease grows after it.
 - After a restart, or a stall of the server's own loop, `opened` begins anew: every earlier answer is older than it.
+  So it does while, and after, the server's lock is not where runners look for it: each look may have been a lease.
 - A lowered T counts for giving away only after the old T has passed once, also over a restart of the server.
 - Silence makes attempts revocable, not lost: the job waits for a place again, but the attempt lives on in the record
   until the next offer is stored.

@@ -20,6 +20,7 @@ from kueue import places
 from kueue.client import Client
 from kueue.errors import KueueError, Refused, StorageError, Unreachable, UserError
 from kueue.model import to_os_text
+from kueue.server.claim import WHO
 from kueue.server.recovery import state_file
 from kueue.storage import backup
 from kueue.storage.opening import open_to_copy
@@ -37,7 +38,7 @@ def take(where: places.Places, file: str, *, force: bool) -> int:
     deadline = time.monotonic() + STARTING_SECONDS
     while True:
         try:
-            lock = places.lock_exclusive(where.server_lock, "A kueue server")
+            lock = places.lock_exclusive(where.server_lock, WHO)
         except StorageError as error:
             source = state_file(Path(where.root, "server"))
             raise StorageError(

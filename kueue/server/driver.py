@@ -14,7 +14,8 @@ Rules
 Theory of operation
     A round is: handle the mail, apply changes of our own tasks, let deadlines pass, place jobs, commit, send, serve
     looks and reads. The engine runs between two awaits, so there are no locks. Before deadlines pass, the readers of
-    the sessions get a turn and what they bring is handled first: silence is judged only after listening.
+    the sessions get a turn and what they bring is handled first: silence is judged only after listening, and only
+    while our lock is where the runners of this host look for it (`claim`).
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ class Driver:
         *,
         now: Callable[[], Now] = clock.now,
         slept: Callable[[], float] = slept,
+        stands: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`stands`: as `claim.Claim.stands`."""
         self.started_wall = now().wall
         self.sessions: dict[int, Session] = {}
         self.mailbox = Mailbox(self.wake)
@@ -82,6 +85,7 @@ class Driver:
         self.idle_since = now().steady
         """Steady seconds of the last message or fact."""
         self._now = now
+        self._stands = stands
         self._timekeeper = Timekeeper(
             self._stalled,
             lambda: self.settings.margin_seconds / 4,
@@ -133,8 +137,14 @@ class Driver:
 
     def opened(self) -> None:
         """The listeners stand open: from now on silence counts."""
+        self._stands()
         self._ledger.opened()
         self.wake()
+
+    def look_at_claim(self) -> None:
+        """Without our lock in its place runners of this host may take us for gone, and lengthen what we wait for."""
+        if not self._stands() and not self._ledger.is_rebuilding:
+            self.engine.stalled(self._now())
 
     def stop(self, reason: str) -> None:
         """End `run` after a last commit; from now on nobody is declared silent and nothing is offered."""
@@ -199,6 +209,7 @@ class Driver:
         self.mailbox.put(session.number, messages)
 
     def _beat(self, session: Session, beat: m.Heartbeat) -> None:
+        self.look_at_claim()
         if self._ledger.read_only or self._ledger.is_rebuilding:
             session.say(m.HeartbeatAnswer(number=beat.number, lease_seconds=self.settings.lease_seconds))
             return
@@ -367,6 +378,7 @@ class Driver:
             await trio.lowlevel.checkpoint()
         await self._drain(10 * ROUND)
         self._timekeeper.check()
+        self.look_at_claim()
         self._ledger.run(lambda: self.engine.tick(self._now()))
 
     def _apply_changes(self) -> None:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import trio
 
-from kueue import __version__, config, console, identity, inside_job, log, places
+from kueue import __version__, client, config, console, identity, inside_job, log, places
 from kueue.config import Config
 from kueue.errors import EXIT_OWN_FAILURE, ConfigError, KueueError, UsageError
 from kueue.server import copies, recovery, restore
+from kueue.server.claim import WHO, Claim
 from kueue.server.service import Service
 from kueue.storage import backup
 from kueue.storage.sqlite import SqliteStore
@@ -120,9 +121,10 @@ def _run(options: argparse.Namespace) -> int:
         _log.warning("%s", where.remark)
     kept = where.keep()
     try:
+        client.rouse_own_server(where)
         if options.backup:
             return copies.take(where, options.backup, force=options.force)
-        with places.lock_exclusive(where.server_lock, "A kueue server"):
+        with Claim(places.lock_exclusive(where.server_lock, WHO), is_watched=not where.is_network) as claim:
             if options.recover:
                 return recovery.recover(Path(where.server))
             if options.restore:
@@ -139,7 +141,7 @@ def _run(options: argparse.Namespace) -> int:
                 recovery.state_file(Path(where.server)), is_network=where.is_network, take_over=options.take_over
             )
             try:
-                trio.run(Service(settings, where, store, known).run)
+                trio.run(Service(settings, where, store, known, claim).run)
             finally:
                 log.written()  # what is said after that, of an error, stands below it
                 store.close()

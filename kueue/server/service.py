@@ -19,6 +19,7 @@ from kueue.config import Config
 from kueue.core.settings import Settings
 from kueue.entrance import Entrance, addresses_of, bind, bind_unix
 from kueue.errors import KueueError
+from kueue.server.claim import Claim
 from kueue.server.driver import Driver
 from kueue.server.http import ServerWindow
 from kueue.server.recovery import state_file
@@ -48,15 +49,20 @@ def engine_settings(settings: Config) -> Settings:
 
 
 class Service:
-    """One start of the server. The caller holds the lock and closes the store."""
+    """One start of the server. The caller closes the store, and gives up the lock (`claim`) behind that."""
 
     def __init__(
-        self, settings: Config, where: places.Places, store: Store, identities: Sequence[identity.Identity]
+        self,
+        settings: Config,
+        where: places.Places,
+        store: Store,
+        identities: Sequence[identity.Identity],
+        claim: Claim,
     ) -> None:
         self._settings = settings
         self._places = where
         self._identities = list(identities)
-        self._driver = Driver(store, engine_settings(settings))
+        self._driver = Driver(store, engine_settings(settings), stands=claim.stands)
         self._driver.upkeep.interval_seconds = settings.server.maintenance_interval_seconds
         self._driver.renew_secrets(_fingerprints(identities))
         self._entrance = Entrance(identities, partial(greet, self._driver))

@@ -135,6 +135,7 @@ async def greet(driver: Driver, stream: MessageStream[Any], first: Sequence[m.Me
     from kueue.server.client_session import ClientSession  # noqa: PLC0415
     from kueue.server.worker_session import WorkerSession  # noqa: PLC0415
 
+    driver.look_at_claim()  # who comes may look for us by our lock next
     hello, rest = first[0], first[1:]
     vocabulary = m.FromClient if isinstance(hello, m.ClientHello) else m.FromWorker
     stray = next((message for message in rest if not isinstance(message, vocabulary)), None)

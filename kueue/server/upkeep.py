@@ -52,6 +52,7 @@ class Upkeep:
             nursery.start_soon(self._tidy_when_idle)
             while True:
                 await trio.sleep(self.interval_seconds)
+                self._driver.look_at_claim()
                 try:
                     await self.clean_old()
                 except KueueError as error:

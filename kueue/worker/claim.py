@@ -71,7 +71,7 @@ class Claim:
             )
             return
         try:
-            fresh = places.lock_exclusive(self._lock.path, self._who)
+            self._lock.take_back(self._who)
         except StorageError as error:
             # Where we can make no file another one cannot either; and before the next start we look again.
             if not self._is_told:
@@ -81,10 +81,8 @@ class Claim:
         except KueueError:
             self._lose_to_another()
             return
-        self._lock.release()
-        self._lock = fresh
         self._is_told = False
-        _log.warning("%s was removed: it is put back. It keeps a second worker from starting here", fresh.path)
+        _log.warning("%s was removed: it is put back. It keeps a second worker from starting here", self._lock.path)
 
     def _is_same_directory(self) -> bool:
         try:

@@ -381,6 +381,28 @@ def test_running_jobs_go_on_over_down_and_up(lab):
     assert lab.ok("log", job) == "survived\n"
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_up_and_down_find_a_server_whose_lock_was_removed(lab, is_replaced):
+    job = lab.submit("--hold", "true")
+    pid = places.holder(lab.server_lock)
+
+    def remove() -> None:
+        os.unlink(lab.server_lock)
+        if is_replaced:
+            Path(lab.server_lock).touch()
+
+    remove()
+    assert f"The server runs already (pid {pid})" in lab.ok("up")
+    assert places.holder(lab.server_lock) == pid
+    remove()
+    assert f"The server (pid {pid}) reads its settings again" in lab.ok("secret", "reload")
+    remove()
+    assert f"Stopped the server (pid {pid})" in lab.ok("down")
+    assert "Started the server" in lab.ok("up")
+    assert lab.state_of(job) == "pending (held)"
+    lab.ok("remove-job", job)
+
+
 def test_waiters_that_are_killed_leave_a_server_that_answers(lab):
     job = lab.submit("--hold", "true")
     waiters = [lab.start("wait-job", job, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(12)]

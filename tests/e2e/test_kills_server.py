@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from kueue import places
 from tests.support.kill_lab import IS_FULL, MORTAL, SMALL, KillLab, lives, scaled
 
 SUBMITTERS = 4
@@ -301,6 +302,56 @@ def test_a_second_server_says_so_and_the_first_goes_on(lab):
     assert f"running already (pid {lab.server.pid})" in lab.log("second")
     assert contents(lab.folder / "state" / "server") == before
     assert lab.submit(*SMALL, "--hold", "true") == 0
+
+
+@pytest.mark.parametrize("option", ["", "--recover", "--restore"])
+def test_a_second_server_is_refused_also_if_the_lock_of_the_first_was_removed(lab, option):
+    lab.start_server()
+    lab.until(lambda: "listening on" in lab.log("server"), "all its files are made")
+    server = "kueue.server.main", "-c", str(lab.folder / "lab.toml")
+    copy = str(lab.folder / "copy")
+    assert lab.start(*server, "--backup", copy, log="copying").wait(20) == 0
+    lock = lab.folder / "state" / "server" / "lock"
+    lock.unlink()
+    words = [word for word in (option, copy if option == "--restore" else "") if word]
+    second = lab.start(*server, *words, log="second")
+    assert second.wait(20) == 1
+    assert f"running already (pid {lab.server.pid})" in lab.log("second")
+    assert places.holder(str(lock)) == lab.server.pid
+    assert "it is put back" in lab.log("server")
+    assert lab.submit(*SMALL, "--hold", "true") == 0
+
+
+@pytest.mark.parametrize("option", ["", "--recover"])
+def test_a_server_that_is_stopped_and_whose_lock_was_removed_keeps_its_state(lab, option):
+    lab.start_server()
+    lab.until(lambda: "listening on" in lab.log("server"), "all its files are made")
+    assert lab.submit(*SMALL, "--hold", "true") == 0
+    folder = lab.folder / "state" / "server"
+    os.kill(lab.server.pid, signal.SIGSTOP)
+    (folder / "lock").unlink()
+    try:
+        before = contents(folder)
+        words = [option] if option else []
+        second = lab.start("kueue.server.main", "-c", str(lab.folder / "lab.toml"), *words, log="second")
+        assert second.wait(30) == 1
+        assert "A server runs that does not answer, and its lock" in lab.log("second")
+        assert contents(folder) == before
+    finally:
+        os.kill(lab.server.pid, signal.SIGCONT)
+    assert lab.submit(*SMALL, "--hold", "true") == 1
+
+
+def test_a_backup_is_made_by_the_server_also_if_its_lock_was_removed(lab):
+    lab.start_server()
+    lab.until(lambda: "listening on" in lab.log("server"), "all its files are made")
+    (lab.folder / "state" / "server" / "lock").unlink()
+    assert lab.submit(*SMALL, "--hold", "true") == 0
+    (lab.folder / "state" / "server" / "lock").unlink()
+    server = "kueue.server.main", "-c", str(lab.folder / "lab.toml")
+    copying = lab.start(*server, "--backup", str(lab.folder / "copy"), log="copying")
+    assert copying.wait(20) == 0
+    assert "1 jobs not over" in lab.log("copying")
 
 
 @pytest.mark.slow

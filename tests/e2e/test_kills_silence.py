@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from kueue import places
 from tests.support.kill_lab import FLOCK_PROBE, MORTAL, KillLab, is_stopped, lives, sleepers
 
 T = 10.0
@@ -158,6 +159,32 @@ def test_a_suspend_longer_than_the_time_out_hands_the_job_over_and_kills_the_sta
     assert lab.state(job) == "running"
     assert lab.numbers(job) == [1, 2]
     assert lab.kueue("remove-job", "--kill", str(job)).returncode == 0
+
+
+def test_a_job_never_runs_twice_at_once_although_the_lock_of_the_server_was_replaced(lab):
+    """The runner of a worker that is stopped finds a lock that nobody holds, and would take the server for gone."""
+    lab.start_server(server_settings=MORTAL)
+    w1 = lab.start_worker("w1")
+    job = lab.shell("while [ ! -e go ]; do echo $KUEUE_ATTEMPT >> seen; sleep 0.1; done")
+    lab.until(lambda: lab.lines("seen") and lab.rows("running"), "it runs")
+    lab.start_worker("w2")
+    lock = lab.folder / "state" / "server" / "lock"
+    with stopped(w1.pid):
+        lock.unlink()
+        lock.touch()
+        begin = time.monotonic()
+        lab.until(lambda: "2" in lab.lines("seen"), "it runs elsewhere", seconds=40)
+        took = time.monotonic() - begin
+        lab.until(lambda: lab.lines("seen").count("2") > 30, "for a while")
+        seen = lab.lines("seen")
+        assert seen == sorted(seen), "the first attempt was paused before the second began"
+    assert places.holder(str(lock)) == lab.server.pid
+    assert lab.log("server").count("it is put back, and silence of workers counts anew") == 1
+    (lab.folder / "go").touch()
+    assert lab.end_of(job)["worker"] == "w2"
+    assert lab.numbers(job) == [1, 2]
+    lab.no_traceback()
+    print(f"\nserver's lock replaced, worker stopped: its job ran elsewhere {took:.1f} s later")
 
 
 @pytest.mark.parametrize(("on_lost", "state"), [("wait", "running"), ("fail", "failed")])

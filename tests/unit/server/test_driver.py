@@ -10,9 +10,11 @@ import pytest
 import trio
 import trio.testing
 
+from kueue import places
 from kueue.core.settings import Settings
 from kueue.errors import DiskFull, StorageError
 from kueue.protocol import messages as m
+from kueue.server.claim import Claim
 from kueue.server.driver import Driver
 from kueue.storage.memory import MemoryStore
 from kueue.storage.sqlite import SqliteStore
@@ -333,6 +335,61 @@ async def test_after_a_standstill_of_the_program_itself_nobody_is_silent():
         time.sleep(2.5)  # noqa: ASYNC251  the very standstill
         await worker.beat(1)
         await worker.beat(2)
+
+
+@pytest.mark.slow
+async def test_silence_counts_anew_from_the_moment_that_the_lock_of_the_server_is_back(tmp_path):
+    """A runner of this host that saw it free has prolonged its lease meanwhile."""
+    lock = tmp_path / "lock"
+    with Claim(places.lock_exclusive(str(lock))) as claim:
+        async with serving(MemoryStore(), Settings(worker_timeout_seconds=1.0), stands=claim.stands) as house:
+            worker = await house.worker()
+            began = time.monotonic()
+            lock.unlink()
+            lock.touch()
+            await worker.end()
+            # Nobody else came: only the silence itself made it look, which then began anew.
+            assert time.monotonic() - began > 1.9
+            assert places.is_locked(str(lock))
+
+
+@pytest.mark.slow
+async def test_nobody_is_silent_while_another_holds_the_lock_of_the_server(tmp_path):
+    lock = tmp_path / "lock"
+    with Claim(places.lock_exclusive(str(lock))) as claim:
+        async with serving(MemoryStore(), Settings(worker_timeout_seconds=0.5), stands=claim.stands) as house:
+            worker = await house.worker()
+            lock.unlink()
+            with places.lock_exclusive(str(lock)):
+                with trio.move_on_after(2.0) as patience:
+                    await worker.end()
+                assert patience.cancelled_caught, "it was sent away"
+                assert any(one.session is not None for one in house.driver.engine.queue.workers.values())
+            await worker.end()
+            assert places.is_locked(str(lock))
+
+
+@pytest.mark.parametrize("comes", ["a command", "a heartbeat", "the upkeep"])
+async def test_the_lock_of_the_server_is_put_back_when(tmp_path, comes):
+    lock = tmp_path / "lock"
+    with Claim(places.lock_exclusive(str(lock))) as claim:
+        async with serving(MemoryStore(), stands=claim.stands) as house:
+            if comes == "the upkeep":
+                house.driver.upkeep.interval_seconds = 0.05
+                # It sleeps for the period of before.
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(house.driver.upkeep.run)
+                    lock.unlink()
+                    await eventually(lambda: places.is_locked(str(lock)))
+                    nursery.cancel_scope.cancel()
+                return
+            worker = await house.worker()
+            lock.unlink()
+            if comes == "a command":
+                await house.client()
+            else:
+                await worker.beat()
+            assert places.is_locked(str(lock))
 
 
 async def test_a_long_list_does_not_hold_up_others(store):

@@ -45,7 +45,7 @@ PROGRAM = """
 import sys, threading, trio
 from kueue import identity, log, places
 from kueue.config import Config
-from kueue.server import service
+from kueue.server import claim, service
 from kueue.settings import ServerSettings
 from kueue.storage.memory import MemoryStore
 
@@ -66,7 +66,8 @@ log.start("info")
 where = places.Places(places.own_directory(sys.argv[1]))
 known = identity.identities("a secret of this test, long enough", "", None)
 config = Config(server=ServerSettings(bind_addresses="127.0.0.1"))
-trio.run(service.Service(config, where, Slow(), known).run)
+with claim.Claim(places.lock_exclusive(where.server_lock)) as own:
+    trio.run(service.Service(config, where, Slow(), known, own).run)
 print("over", flush=True)
 """
 
