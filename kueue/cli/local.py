@@ -42,6 +42,8 @@ class Daemon(NamedTuple):
     log: str
     secrets: str = ""
     """File in which it notes its pid and the fingerprints of the secrets that it proves; empty: it does not."""
+    note: str = ""
+    """File in which the last one has left that something was lost (`kueue.storage.cut`); the next one removes it."""
 
     def pid(self) -> int | None:
         """The pid of the one that runs now; a lock decides, not a number in a file."""
@@ -89,7 +91,13 @@ def _settings(session: Session) -> Config:
 def _server(config: Config) -> Daemon:
     state = places.find(config.common.state_dir)
     rouse_own_server(state)
-    return Daemon("server", "kueue.server.main", state.server_lock, f"{state.server}/server.log")
+    return Daemon(
+        "server",
+        "kueue.server.main",
+        state.server_lock,
+        f"{state.server}/server.log",
+        note=f"{state.server}/queue.sqlite.cut",
+    )
 
 
 def _worker(config: Config) -> Daemon:
@@ -152,6 +160,7 @@ def _start(session: Session, daemon: Daemon, config: Config, is_ready: Callable[
         return
     inside_job.refuse(f"A {daemon.what}", f"`ssh {socket.gethostname()} kueue up`")
     begin = os.path.getsize(daemon.log) if os.path.exists(daemon.log) else 0  # noqa: PTH110, PTH202 - see above
+    has_note = os.path.exists(daemon.note)  # noqa: PTH110 - see above
     # It is read by this descriptor, too: a log that gets too long has another name after that.
     descriptor = os.open(daemon.log, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
@@ -183,6 +192,8 @@ def _start(session: Session, daemon: Daemon, config: Config, is_ready: Callable[
                 process.returncode = 0
                 screen.clear_status()
                 screen.print(f"Started the {daemon.what} (pid {process.pid}, log {daemon.log}).")
+                if has_note:
+                    screen.remark(f"Warning: a part of what the {daemon.what} knew is lost. What is lost: {daemon.log}")
                 return
             time.sleep(_LOOK_SECONDS)
         process.returncode = 0

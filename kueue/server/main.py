@@ -15,7 +15,7 @@ import trio
 from kueue import __version__, client, config, console, identity, inside_job, log, places
 from kueue.config import Config
 from kueue.errors import EXIT_OWN_FAILURE, ConfigError, KueueError, UsageError
-from kueue.server import copies, recovery, restore
+from kueue.server import copies, loss, recovery, restore
 from kueue.server.claim import WHO, Claim
 from kueue.server.service import Service
 from kueue.storage import backup
@@ -141,10 +141,12 @@ def _run(options: argparse.Namespace) -> int:
                 recovery.state_file(Path(where.server)), is_network=where.is_network, take_over=options.take_over
             )
             try:
+                loss.settle(store)
                 trio.run(Service(settings, where, store, known, claim).run)
             finally:
                 log.written()  # what is said after that, of an error, stands below it
                 store.close()
+                log.written()  # what that had to say
             return 0
     finally:
         os.close(kept)

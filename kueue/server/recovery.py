@@ -10,6 +10,7 @@ from pathlib import Path
 from kueue import log
 from kueue.errors import KueueError, StorageError, UserError
 from kueue.server.exchange import exchange, free_stamp
+from kueue.storage import cut
 from kueue.storage.backup import examined, sweep_beside
 from kueue.storage.damage import DAMAGE
 from kueue.storage.opening import open_to_copy
@@ -40,11 +41,15 @@ def recover(directory: Path) -> int:
         with _told(source):
             saved = salvage(source, draft, wall=time.time())
             if not saved.lost and _is_whole(source):
+                if cut.recovered(source):
+                    _log.info("%s is whole, although it was once cut: start kueue_server as usual", source)
+                    return 0
                 raise UserError(f"{source} is whole: there is nothing to recover.", hint="Start kueue_server as usual.")
             aside = exchange(draft, source, _aside(source, stamp))
     finally:
         with contextlib.suppress(OSError):
             draft.unlink()
+    cut.recovered(source)
     for sentence in saved.lost:
         _log.warning("lost: %s", sentence)
     if saved.held:
@@ -73,6 +78,7 @@ def _finish(source: Path) -> None:
     with _told(source):
         # A log that was left belongs to what the killed one has moved aside under its own stamp.
         exchange(draft, source, _aside(source, draft.stem.removeprefix("recovered-")))
+    cut.recovered(source)
     sweep_beside(source)
     _log.warning("what may have run is held: `kueue list-jobs --held`, then `kueue release` or `kueue remove-job`")
     _log.info("finished the recovery that was interrupted: %s is %s", draft.name, source)

@@ -26,7 +26,7 @@ from kueue.errors import DiskFull, KueueError, StorageError, UserError
 from kueue.model import JobState
 from kueue.server.exchange import COMPANIONS, exchange, free_stamp
 from kueue.server.recovery import state_file
-from kueue.storage import rows
+from kueue.storage import cut, rows
 from kueue.storage.backup import Summary, examined, open_alone, sweep_beside
 from kueue.storage.damage import DAMAGE, SENSELESS, words
 from kueue.storage.opening import MAGIC, check_header, open_to_copy
@@ -58,6 +58,7 @@ def restore(where: places.Places, file: str, *, take_over: bool) -> int:
         ) from error
     finally:
         _remove(draft)
+    cut.remove(target)  # its numbers count by now
     sweep_beside(target)
     _tell(source, made, held, aside)
     return 0
@@ -144,7 +145,7 @@ def _named(source: Path, draft: Path) -> Iterator[None]:
         raise StorageError(f"{source} is damaged: {words(error)}.", hint="Take another backup.") from error
 
 
-def decided(engine: Engine, given: Aggregates | None, wall: float) -> list[AnyFact]:
+def decided(engine: Engine, given: Aggregates | None, wall: float, principal: str = PRINCIPAL) -> list[AnyFact]:
     """What makes a backup, as replayed, a record to go on with: its numbers are raised, its waiting jobs held.
 
     `given`: the sums of the state that is replaced; None if they are not known. The engine has evolved by the facts.
@@ -154,7 +155,7 @@ def decided(engine: Engine, given: Aggregates | None, wall: float) -> list[AnyFa
         # Workers may hold leases by the longer one yet: a server that is started with a shorter one lets it pass first.
         facts.append(TimeoutChanged(seconds=given.timeout_seconds, wall=wall))
     waiting = [job.id for job in engine.state.jobs.values() if job.state is JobState.PENDING]
-    facts += [JobHeld(job=job, principal=PRINCIPAL, wall=wall) for job in waiting]
+    facts += [JobHeld(job=job, principal=principal, wall=wall) for job in waiting]
     for fact in facts:
         engine.state.evolve(fact)
     return facts
@@ -168,6 +169,10 @@ def _raised(sums: Aggregates, given: Aggregates | None, wall: float) -> NumbersR
 
 def _numbers(present: Path, queue_id: str) -> Aggregates | None:
     """The sums of the state that is replaced, if it is a later one of the same queue and can be read."""
+    note = cut.read(present)
+    if note is not None:
+        # More were given than what is left of the state knows of.
+        return note.sums if note.queue_id == queue_id else None
     if not present.exists():
         return None
     with contextlib.suppress(*DAMAGE, KueueError, OSError, TypeError):

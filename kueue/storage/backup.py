@@ -250,6 +250,11 @@ class Copy:
             self._connection.close()
             self._unlink(self._draft)
 
+    def lose_source(self) -> None:
+        """The connection will be closed: give the copy up unless all of it was read. In the owner's turn."""
+        if not self._is_over:
+            self.abort()
+
     def leave(self) -> None:
         """Remove what there is of a copy that was given up where it was to go. Hangs with a file server that does."""
         if not self._is_published:

@@ -15,3 +15,6 @@ BALLAST_BYTES = 16 * 2**20
 
 PROBE_BYTES = 2**20
 """A disk counts as usable again when it has this much, so that the server does not go back and forth."""
+
+LOG_BYTES = 64 * 2**20
+"""Down to so many is a log cut that one large batch has made longer."""

@@ -22,12 +22,13 @@ import msgspec
 from kueue import places
 from kueue.core.facts import Aggregates
 from kueue.errors import StorageError
-from kueue.storage import schema
+from kueue.storage import cut, schema
 from kueue.storage.damage import DAMAGE, LEFT, words
+from kueue.storage.limits import LOG_BYTES
 
 MAGIC = b"SQLite format 3\0"
 
-LEFT_BESIDE = ("-wal", "-journal", ".ballast")
+LEFT_BESIDE = ("-wal", "-journal", ".ballast", cut.SUFFIX)
 """Made only beside a state that has its name, so that they tell of one that is gone: not even a first start that is
 killed leaves them alone.
 """
@@ -69,6 +70,10 @@ def connect(wanted: Wanted) -> sqlite3.Connection:
     path = wanted.path
     if not path.exists():
         _create(wanted)
+    note = cut.read(path)
+    if note is not None and not note.is_log and note.queue_id:
+        raise StorageError(f"{path} is damaged: a part of it was cut away while the server ran", hint=LEFT)
+    cut.empty_log(path)
     is_wal = _look_at_header(wanted)
     looked = False
     # Reading a write-ahead log needs shared memory unless the file is locked for good: not on a network file system.
@@ -88,7 +93,7 @@ def connect(wanted: Wanted) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = FULL")
         # 16 MiB of log, then it goes into the file even if there is no idle moment. An error there fails no commit.
         connection.execute("PRAGMA wal_autocheckpoint = 4000")
-        connection.execute(f"PRAGMA journal_size_limit = {64 * 2**20}")
+        connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
         connection.execute("PRAGMA cache_size = -32000")
         connection.execute("PRAGMA temp_store = MEMORY")
         _migrate(connection, wanted)

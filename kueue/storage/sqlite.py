@@ -20,18 +20,21 @@ from operator import itemgetter
 from pathlib import Path
 from typing import ClassVar
 
+from kueue import log
 from kueue.core.facts import Aggregates, AnyFact, FinishedJob, JobsFolded, JobsSubmitted, Kind
 from kueue.errors import Bug, DiskFull, StorageError
 from kueue.model import kind_of
 from kueue.storage import backup, rows, schema
 from kueue.storage.blobs import Blobs
-from kueue.storage.damage import DAMAGE, LEFT, words
+from kueue.storage.damage import DAMAGE
 from kueue.storage.history import History
 from kueue.storage.limits import BALLAST_BYTES, EVENTS_KEPT, EVENTS_KEPT_SECONDS, REQUESTS_KEPT_SECONDS
 from kueue.storage.opening import Host, Wanted, connect, this_host
-from kueue.storage.own_files import File, OwnFiles, file_at
+from kueue.storage.own_files import Cut, File, OwnFiles, file_at
 from kueue.storage.plan import NewRange, Plan, folded, plan
+from kueue.storage.rescue import Rescue
 from kueue.storage.room import Ballast, has_room
+from kueue.storage.sentences import damaged, full, in_use, sentence
 from kueue.storage.store import PAGE, Batch, Event
 
 RETURN = """
@@ -45,6 +48,8 @@ VACUUM_PAGES = 2000
 
 TIDY_ROWS = 20_000
 """Old events dropped in one tidying."""
+
+_log = log.logger("storage")
 
 
 class SqliteStore:
@@ -75,26 +80,37 @@ class SqliteStore:
         self._path = path
         self._wall = wall
         self._is_closed = False
+        self._is_open = False
+        self._sums: Aggregates | None = None
+        """As of the last commit."""
+        self._copy: backup.Copy | None = None
+        self._wanted = Wanted(path, is_network, host or this_host(), take_over, target, steps)
         with self._translated():
             if path.exists() and file_at(path) in self._open:
-                raise _in_use(path)
-            self._connection = connect(Wanted(path, is_network, host or this_host(), take_over, target, steps))
+                raise in_use(path)
+            self._connection = connect(self._wanted)
         self._file: File = (0, 0)
         try:
             with self._translated():
-                self._files = OwnFiles(self._connection, path, is_network=is_network)
-                self._file = self._files.state
-                self._open.add(self._file)
-                self._blobs = Blobs(self._connection)
-                self._history = History(self._connection, self._blobs)
+                self._begin()
                 self._queue_id = str(self._one("SELECT value FROM meta WHERE key = 'queue_id'"))
                 newest = "SELECT max((SELECT ifnull(max(seq), 0) FROM live), (SELECT ifnull(max(seq), 0) FROM ranges))"
                 self._seq = int(self._one(newest)) + 1
                 self._ballast = Ballast(path, size=ballast_bytes)
+                self._rescue = Rescue(path, self._queue_id, self._ballast, wall)
+                self._is_open = True
             self.restore_ballast()
         except BaseException:
             self.close()
             raise
+
+    def _begin(self) -> None:
+        """With the connection that was just made."""
+        self._files = OwnFiles(self._connection, self._path, is_network=self._wanted.is_network)
+        self._file = self._files.state
+        self._open.add(self._file)
+        self._blobs = Blobs(self._connection)
+        self._history = History(self._connection, self._blobs)
 
     def _one(self, query: str) -> int | str | bytes:
         row = self._connection.execute(query).fetchone()
@@ -113,7 +129,8 @@ class SqliteStore:
 
     def aggregates(self) -> Aggregates:
         with self._translated():
-            return rows.aggregates(self._connection)
+            self._sums = rows.aggregates(self._connection)
+            return self._sums
 
     # --- replay ---------------------------------------------------------------------------------------------------
 
@@ -165,6 +182,7 @@ class SqliteStore:
             self._blobs.settle()
             self._connection.execute("UPDATE aggregates SET body = ?", (rows.encode(batch.aggregates),))
         self._seq += len(batch.facts)
+        self._sums = batch.aggregates
 
     def _store_ranges(self, ranges: list[NewRange]) -> None:
         take = self._blobs.take
@@ -299,7 +317,7 @@ class SqliteStore:
         # been given up for a clean-up that is still on its way.
         with self._translated():
             if not has_room(self._path):
-                raise _full(self._path)
+                raise full(self._path)
 
     def release_ballast(self) -> bool:
         with self._translated():
@@ -319,14 +337,20 @@ class SqliteStore:
             ).fetchone()
             self._drop_below("events", surplus + 1)
         with self._translated(is_write=True):
-            free, pages = int(self._one("PRAGMA freelist_count")), int(self._one("PRAGMA page_count"))
-            # Some free pages serve the next jobs; a file that is mostly empty gives room back, a portion at a time.
-            if free > VACUUM_PAGES and free > pages // 4:
-                # As a script: execute() stops after the first page, because the statement gives rows without columns.
-                self._connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
-            # The log keeps its size to be written over, unless the disk was full lately and has better use for it.
-            mode = "PASSIVE" if self._ballast.is_there else "TRUNCATE"
-            self._connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+            try:
+                self._give_back()
+            finally:
+                self._files.tidied()
+
+    def _give_back(self) -> None:
+        free, pages = int(self._one("PRAGMA freelist_count")), int(self._one("PRAGMA page_count"))
+        # Some free pages serve the next jobs; a file that is mostly empty gives room back, a portion at a time.
+        if free > VACUUM_PAGES and free > pages // 4:
+            # As a script: execute() stops after the first page, because the statement gives rows without columns.
+            self._connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
+        # The log keeps its size to be written over, unless the disk was full lately and has better use for it.
+        mode = "PASSIVE" if self._ballast.is_there else "TRUNCATE"
+        self._connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
 
     def _drop_until(self, table: str, oldest: float) -> None:
         """Drop rows from the front until one is young enough: they came in the order of time."""
@@ -340,25 +364,89 @@ class SqliteStore:
 
     def begin_copy(self, plan: backup.Plan) -> backup.Copy:
         with self._translated():
-            return backup.Copy(self._connection, self._path, plan)
+            self._copy = backup.Copy(self._connection, self._path, plan)
+            return self._copy
 
     def close(self) -> None:
         if self._is_closed:
             return
         self._is_closed = True
+        self._save_before_the_end()
         # The log goes into the file and away. If the disk refuses, the log stays, and the next start reads it.
         try:
             with contextlib.closing(self._connection), contextlib.suppress(*DAMAGE):
-                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                if not self._is_open or self._rescue.lost is None:
+                    self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         finally:
             self._open.discard(self._file)
+            if self._file != (0, 0):
+                self._files.close()
+
+    # --- files that were cut ------------------------------------------------------------------------------------------
+
+    def _assure(self) -> None:
+        if self._rescue.lost is not None:
+            raise self._rescue.lost
+        try:
+            self._files.assure()
+        except Cut as found:
+            self._save(found)
+
+    def _save(self, found: Cut) -> None:
+        """Go on with a state that is written anew. Raises `StorageError`; `DiskFull`: to be tried again."""
+        if self._copy is not None:
+            self._copy.lose_source()
+        self._rescue.save(self._connection, self._files, found, self._sums)
+        try:
+            self._is_open = False
+            self._open.discard(self._file)
+            self._files.close()
+            # Its log is empty: nothing goes into the old file, which has no name any more.
+            self._connection.close()
+            self._rescue.is_saved()
+            self._connection = connect(self._wanted)
+            self._begin()
+            self._is_open = True
+        except (sqlite3.Error, OSError) as error:
+            raise StorageError(
+                f"{self._path} was saved, but it cannot be opened again: {error}", hint="Start the server again."
+            ) from error
+
+    def _save_before_the_end(self) -> None:
+        """No part of a log that was cut may go into the state when SQLite closes it."""
+        if not self._is_open or self._rescue.lost is not None:
+            return
+        try:
+            self._files.refuse_cut()
+        except Cut as found:
+            try:
+                self._save(found)
+            except StorageError as error:
+                told = (
+                    self._rescue.lose(self._files, found, self._sums, error) if isinstance(error, DiskFull) else error
+                )
+                _log.error("%s. %s", told, told.hint)
+
+    def _read_in_vain(self) -> None:
+        """Raises `StorageError` if what could not be read was cut away."""
+        if not self._is_open or self._is_closed:
+            return
+        if self._rescue.lost is not None:
+            raise self._rescue.lost
+        try:
+            self._files.refuse_cut()
+        except Cut as found:
+            self._save(found)
+            raise StorageError(
+                f"{self._path} could not be read: {found.path} was made shorter", hint="Nothing is lost. Try again."
+            ) from None
 
     # --- errors ---------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
         with self._translated(is_write=True):
-            self._files.assure()
+            self._assure()
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
                 yield
@@ -369,7 +457,8 @@ class SqliteStore:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
-            self._files.note()
+            finally:
+                self._files.note()
 
     @contextlib.contextmanager
     def _translated(self, *, is_write: bool = False) -> Iterator[None]:
@@ -378,44 +467,15 @@ class SqliteStore:
         except sqlite3.IntegrityError as error:
             raise Bug(f"A batch contradicts the record in {self._path}: {error}") from error
         except sqlite3.Error as error:
-            raise self._sentence(error, is_write=is_write) from error
+            self._read_in_vain()
+            raise sentence(self._path, error, is_write=is_write) from error
         except DAMAGE as error:  # those that are not SQLite's
-            raise self._damaged(error) from error
+            self._read_in_vain()
+            raise damaged(self._path, error) from error
         except OSError as error:
             raise StorageError(f"{self._path} cannot be used: {error}") from error
         except (OverflowError, TypeError, ValueError) as error:
             if not is_write:
-                raise self._damaged(error) from error
+                raise damaged(self._path, error) from error
             # A value without a stored form: not the disk's fault, and no reason to stop the service.
             raise Bug(f"What was decided cannot be written to {self._path}: {error}") from error
-
-    def _damaged(self, error: Exception) -> StorageError:
-        return StorageError(f"{self._path} is damaged: {words(error)}", hint=LEFT)
-
-    def _sentence(self, error: sqlite3.Error, *, is_write: bool) -> StorageError:
-        # Python 3.10 has no error codes; the texts are those of sqlite3_errstr and have not changed since 2004.
-        text = str(error)
-        if "is full" in text:
-            return _full(self._path)
-        if "is locked" in text:
-            return _in_use(self._path)
-        # Without words: those of SQLite quote a damaged name, and Python 3.10 leaves them out.
-        if not text or any(sign in text for sign in ("malformed", "not a database", "no such", "Could not decode")):
-            return self._damaged(error)
-        # A used-up quota comes as an input/output error that does not say so.
-        if is_write and "I/O" in text:
-            with contextlib.suppress(OSError):
-                if not has_room(self._path):
-                    return _full(self._path)
-        return StorageError(f"{self._path} cannot be used: {text}")
-
-
-def _full(path: Path) -> DiskFull:
-    return DiskFull(
-        f"The disk of {path.parent} is full: nothing was accepted",
-        hint="Make room there; the server goes on by itself. Finished jobs go with `kueue clean-jobs`.",
-    )
-
-
-def _in_use(path: Path) -> StorageError:
-    return StorageError(f"Another server uses {path}", hint="Stop it first, or give this one another state directory.")

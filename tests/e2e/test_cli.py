@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from kueue import places
+from kueue.core.facts import Aggregates
+from kueue.storage import cut
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
@@ -166,6 +168,25 @@ def test_up_says_at_once_that_the_worker_has_an_old_secret(tmp_path):
         assert f"kill -HUP {worker}" in err
         os.kill(worker, signal.SIGHUP)
         lab.ok("up")
+        lab.ok("down")
+    finally:
+        _end(lab)
+
+
+def test_up_says_once_where_to_read_what_the_server_has_lost(tmp_path):
+    lab = Lab(tmp_path)
+    try:
+        lab.ok("up")
+        assert lab.ok("cmd", "-q", "--hold", "true") == "0\n"
+        lab.ok("down")
+        cut.write(Path(lab.state, "server", "queue.sqlite"), cut.Note(is_log=True, sums=Aggregates(next_job=20)))
+        code, _, err = lab.run("up")
+        log = Path(lab.state, "server", "server.log")
+        assert (code, f"What is lost: {log}" in err) == (0, True), err
+        assert "Numbers go on at job 20" in log.read_text()
+        assert lab.ok("cmd", "-q", "--hold", "true") == "20\n"
+        lab.ok("down")
+        assert lab.run("up")[2] == ""
         lab.ok("down")
     finally:
         _end(lab)

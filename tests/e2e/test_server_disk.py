@@ -144,6 +144,50 @@ def test_what_is_acknowledged_after_its_log_was_taken_away_survives_kill_9(serve
         assert client.submit("d") == [9]
 
 
+def test_what_stood_in_a_log_that_was_emptied_in_place_survives_kill_9_and_a_stop(server):
+    server.start()
+    log = server.state / "server" / "queue.sqlite-wal"
+    with server.client() as client:
+        acknowledged = client.submit("a", count=3)
+        os.truncate(log, 0)
+        acknowledged += client.submit("b", count=3)
+    eventually(lambda: f"{log} was made shorter while the server runs. Nothing is lost" in server.said())
+    server.kill()
+    server.start()
+    with server.client() as client:
+        assert sorted(client.states()) == acknowledged
+        acknowledged += client.submit("c", count=3)
+    os.truncate(log, 0)
+    assert server.stop() == 0
+    assert server.said().count("Nothing is lost") == 2
+    server.start()
+    with server.client() as client:
+        assert sorted(client.states()) == acknowledged
+        assert client.submit("d") == [9]
+
+
+def test_the_live_jobs_of_a_state_that_was_emptied_in_place_are_recovered(server):
+    server.start()
+    with server.client() as client:
+        acknowledged = client.submit("a", count=3)
+    assert server.stop() == 0
+    server.start()
+    os.truncate(server.state / "server" / "queue.sqlite", 0)
+    with server.client() as client, pytest.raises(AssertionError, match="the connection ended"):
+        client.submit("b")
+    assert server.process.wait(30) == 1
+    assert "nothing more was accepted" in server.said()
+    done = subprocess.run(
+        server.command("--recover"), env=server.environ(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    server.start()
+    assert "Numbers go on at job 3" in server.said()
+    with server.client() as client:
+        assert sorted(client.states()) == acknowledged
+        assert client.submit("d") == [3]
+
+
 def test_a_state_that_was_removed_is_not_made_anew_and_kueue_up_says_why(server):
     server.start()
     file = server.state / "server" / "queue.sqlite"
