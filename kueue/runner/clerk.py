@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kueue.runner import cgroup
 from kueue.runner.actions import Tell
 from kueue.runner.attempt import Terms
 from kueue.runner.care import Care, terms_of
 from kueue.runner.children import boottime
-from kueue.runner.desk import read_order
 from kueue.runner.mirror import OURSELVES
+from kueue.runner.orders import Order, read_order
 from kueue.runner.server_watch import ServerWatch
 from kueue.runner.spool import NumberInUse
 from kueue.runner.tree import tag_of
@@ -34,7 +34,7 @@ class Clerk:
         self._keeper.reviver.lost(boottime())
         self._keeper.premises.look_soon()  # the next worker is to find us
 
-    def attach(self, order: dict[str, Any]) -> None:
+    def attach(self, order: Order) -> None:
         now = boottime()
         self._keeper.reviver.attached(order, now)
         self._keeper.mirror.changed.add(OURSELVES)
@@ -93,8 +93,7 @@ class Clerk:
             case "ForgetAttempts":
                 self._forget(order["offers"])
             case "Inherit":
-                known = order.get("attempts")
-                if self._keeper.inherit(known if isinstance(known, list) else ()):  # else the worker asks again
+                if self._keeper.inherit(order.get("attempts", ())):  # else the worker asks again
                     self._describe()
             case "Ping":
                 self._keeper.desk.tell("Pong", number=order.get("number", 0))
@@ -105,7 +104,7 @@ class Clerk:
             case kind:
                 self._keeper.log(f"an order of a newer release was skipped: {kind}")
 
-    def _start(self, order: dict[str, Any], line: bytes, now: float) -> None:
+    def _start(self, order: Order, line: bytes, now: float) -> None:
         offer = order["offer"]
         terms = terms_of(order)
         is_new = offer not in self._keeper.policy.attempts

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import selectors
 import socket
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
+from kueue.runner.orders import Order, read_order
 from kueue.runner.rundir import Rundir
 from kueue.runner.wire import Lines, line_of, peer_uid
-
-Order = dict[str, Any]
 
 WAITING_ATTACHMENTS = 8  # connections that have not said `Attach` yet
 
@@ -142,34 +140,6 @@ def close(selector: selectors.BaseSelector, lines: Lines) -> None:
     with contextlib.suppress(KeyError, ValueError):
         selector.unregister(lines)
     lines.close()
-
-
-_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
-    "StartAttempt": {"offer": int, "job": int, "queue_id": str},
-    "SetLease": {"deadline_boottime": (int, float)},
-    "StopOrder": {"offer": int},
-    "WithdrawOrder": {"offer": int},
-    "ForgetAttempts": {"offers": list},
-}
-"""What each order must have; that of a newer release may be any."""
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(constant)  # NaN is before and after no moment
-
-
-def read_order(line: bytes) -> Order | None:
-    """None: this is no order that can be carried out, whoever said it."""
-    try:
-        order = json.loads(line, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(order, dict) or not isinstance(order.get("type"), str):
-        return None
-    needed = _FIELDS.get(order["type"], {})
-    if not all(isinstance(order.get(name), kind) for name, kind in needed.items()):
-        return None
-    return order if all(isinstance(offer, int) for offer in order.get("offers", ())) else None
 
 
 def _attach_order(line: bytes) -> Order | None:
