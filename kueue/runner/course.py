@@ -37,8 +37,8 @@ class Course:
         """To be called before anything is heard of a worker: what stood still without a lease did so before the next
         lease came.
         """
-        since = child.shared.stands_in_since
-        if since:
+        since = child.shared.stood_in_since
+        if since is not None:
             self._keeper.do(self._keeper.policy.stood_in(since, boottime()))
 
     def hear(self, child: Child, lines: list[bytes]) -> None:
@@ -46,7 +46,7 @@ class Course:
         for line in lines:
             message = json.loads(line)
             if message["is"] == "stood_in":
-                self._stood_in(child)
+                self._stood_in(child, message["since"])
                 continue
             care = self._keeper.cares.get(message["offer"])
             if care is not None:
@@ -73,10 +73,10 @@ class Course:
             case other:
                 self._keeper.log(f"a spawner said {other!r}, which is not understood")
 
-    def _stood_in(self, child: Child) -> None:
+    def _stood_in(self, child: Child, since: float) -> None:
         """It has stopped the last tree that it will, and may have done so after we had let it go on."""
-        self.look_at_stand_in(child)
-        child.shared.stands_in_since = 0.0
+        child.shared.noted(since)
+        self._keeper.do(self._keeper.policy.stood_in(since, boottime()))
 
     def forked(self, care: Care, pid: int, start: int) -> None:
         """Its main process is this one. `start` in clock ticks after boot."""
@@ -111,8 +111,9 @@ class Course:
         """Its children are ours now; what it still had to say is read first."""
         self._keeper.log(f"spawner {child.pid} is gone: its jobs are ours now")
         self.hear(child, self._keeper.spawners.lost(child))
-        if child.shared.stands_in_since:
-            self._stood_in(child)
+        since = child.shared.stood_in_since
+        if since is not None:
+            self._stood_in(child, since)
         for offer, attempt in list(self._keeper.policy.attempts.items()):
             care = self._keeper.cares.get(offer)
             if care is not None and care.spawner == child.pid and attempt.lives and not attempt.main_ended:

@@ -15,6 +15,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kueue.runner.actions import Action, Continue, Finish, Kill, Look, Pause, PauseDone, Start, Tell, Terminate
 from kueue.runner.care import Care
@@ -126,7 +127,7 @@ class Keeper:
             self._turn()
         self._leave()
 
-    def inherit(self, known: Sequence[object] = (), *, is_needed: bool = False) -> bool:
+    def inherit(self, known: Sequence[dict[str, Any]] = (), *, is_needed: bool = False) -> bool:
         """Take in what dead runners have left; False: it cannot be read. `is_needed`: raises `OSError` instead.
 
         `known`: what they are said to have had, each an `AttemptState` of the wire.
@@ -314,7 +315,7 @@ class Keeper:
     def _share_lease(self) -> None:
         policy, now = self.policy, boottime()
         for child in self.spawners.all:
-            child.shared.write(now, policy.deadline, lapsed=policy.lapsed, pause_told=policy.pause_told)
+            child.shared.write(now, policy.deadline, lapsed=policy.lapsed)
 
     def _met_spawner(self) -> None:
         self.scanner.spared = {child.pid for child in self.spawners.all}

@@ -227,13 +227,12 @@ class Policy:
         """While we did nothing the lease ended; since then somebody else has stopped what must not run without it."""
         had_lapsed = self.lapsed
         actions = self.tick(now)
-        if self.lapsed:
-            for attempt in self.open.values() if not had_lapsed else ():
-                if attempt.paused:
-                    attempt.paused_since = max(since, attempt.started_at or since)
-            return actions
-        again = (attempt for attempt in self.open.values() if attempt.lives and not (attempt.paused or attempt.killing))
-        return [*actions, *(Continue(attempt.offer) for attempt in again)]
+        for attempt in self.open.values():
+            if attempt.paused and not had_lapsed:
+                attempt.paused_since = max(since, attempt.started_at or since)
+            elif attempt.lives and not (attempt.paused or attempt.killing):
+                actions.append(Continue(attempt.offer))
+        return actions
 
     def next_wake(self, now: float) -> float | None:
         """When `tick` has something to do next, not before `now`; None: never."""

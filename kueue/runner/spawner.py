@@ -7,7 +7,7 @@ has just been seen to work without delay (`launch`).
     keeper → spawner   {"do": "start", offer, tag, cgroup, not_after}, followed by the order's own line
                        {"do": "mirror", rows, …}
     spawner → keeper   {"is": "made" | "late" | "executed" | "exited", offer, …}
-                       {"is": "stood_in"}, see `stand_in`
+                       {"is": "stood_in", since}, see `stand_in`
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Spawner:
                 self._stand_in.stopped(boottime(), running)
             case "say":
                 self._revocable.done()
-                self.keeper.put(line_of({"is": "stood_in"}))
+                self.keeper.put(line_of({"is": "stood_in", "since": self._stand_in.ended}))
             case None:
                 pass
 
@@ -215,7 +215,7 @@ class Spawner:
         birth = status(pid)  # not reaped yet, so there is one
         start_time = birth.start if birth is not None else 0
         self.made.add(offer, pid, start_time)
-        self._revocable.made(offer, tag, start["cgroup"])
+        self._revocable.made(offer, tag, start["cgroup"], order)
         if is_executed:
             now = boottime()
             self._launcher.executed(key_of(order), now, now - at)
@@ -282,6 +282,7 @@ class Spawner:
             if ended.offer is None:
                 continue
             self.pids.pop(ended.offer, None)
+            self._revocable.main_ended(ended.offer)
             self.made.ended(ended.offer)
             for pipe in [pipe for pipe, (offer, *_) in self._pipes.items() if offer == ended.offer]:
                 self._read_pipe(pipe)

@@ -33,8 +33,7 @@ class Spawners:
     """Makes spawners, carries lines to and from them, replaces those that do not answer.
 
     `live`: a spawner's whole life, called in the new process with its end of the socket and the page that it shares
-    with us. `made`: called in the keeper
-    when there is a new one, which knows nothing yet.
+    with us. `made`: called in the keeper when there is a new one, which knows nothing yet.
     """
 
     def __init__(

@@ -29,6 +29,8 @@ class StandIn:
         self._shared = shared
         self.is_new = False
         """The last `look` was the first of several that say ``stop``."""
+        self.ended: float | None = None
+        """Since when it stood in, of that which is over when `look` says ``say``."""
         self._since: float | None = None
         self._look_at = 0.0
 
@@ -47,13 +49,17 @@ class StandIn:
     def look(self, now: float, *, is_needed: bool) -> Literal["stop", "say"] | None:
         """``stop``: all that must not run without a lease; then call `stopped`. ``say``: the keeper is back."""
         if now < self._called_at:
-            is_back, self._since = self._since is not None, None
-            return "say" if is_back else None
-        if not is_needed or now < self._look_at:
+            self.ended, self._since = self._since, None
+            return "say" if self.ended is not None else None
+        if now < self._look_at:
+            return None
+        if not is_needed:
+            self._look_at = now + LOOK_SECONDS
             return None
         self.is_new = self._since is None
         if self._since is None:
-            self._since = self._shared.stands_in_since = now
+            self._since = now
+            self._shared.stands_in(now)
         return "stop"
 
     def stopped(self, now: float, running: int) -> None:

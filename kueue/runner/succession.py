@@ -30,8 +30,9 @@ def take_over(keeper: Keeper, spawner: Spawner) -> None:
     now = boottime()
     mirror = spawner.mirror
     keeper.policy.deadline = spawner.shared.deadline
-    keeper.policy.lapsed = spawner.shared.lapsed
-    keeper.policy.pause_told = spawner.shared.pause_told
+    # With the rows, as of one moment: what the keeper did about it since then is not known to be done.
+    keeper.policy.lapsed = bool(mirror.get("lapsed", True))
+    keeper.policy.pause_told = bool(mirror.get("pause_told", True))
     if mirror.get("shut_down"):
         keeper.policy.is_leaving = True
         keeper.policy.shut_down_from, keeper.policy.shut_down_until = mirror["shut_down"]
@@ -47,8 +48,9 @@ def take_over(keeper: Keeper, spawner: Spawner) -> None:
     # Oldest first: what waits in a line is given back when it comes up, before any that waits behind it is known.
     for offer, record in sorted({**mirrored, **written}.items(), key=_offer):
         _adopt(keeper, offer, record, rows.get(offer), spawner)
-    if spawner.shared.stands_in_since:
-        keeper.do(keeper.policy.stood_in(spawner.shared.stands_in_since, boottime()))
+    since = spawner.shared.stood_in_since
+    if since is not None:
+        keeper.do(keeper.policy.stood_in(since, boottime()))
 
 
 def _starts(keeper: Keeper) -> dict[int, Record]:
@@ -140,7 +142,7 @@ def _know_main(keeper: Keeper, care: Care, main: Sequence[int]) -> None:
         keeper.scanner.know_main(care.tag, pid, start, ended["at"] if ended.get("held") else 0.0)
 
 
-def inherit(keeper: Keeper, known: Sequence[object] = ()) -> None:
+def inherit(keeper: Keeper, known: Sequence[dict[str, Any]] = ()) -> None:
     """Take in what runners have left that are dead: kill it, prove it gone, tell it. `known`: see `Keeper.inherit`."""
     own = keeper.rundir.runner
     places = {place.runner: place for place in others(keeper.rundir.state, own)}
@@ -184,23 +186,19 @@ def inherit(keeper: Keeper, known: Sequence[object] = ()) -> None:
 
 
 def _inherit_unrecorded(
-    keeper: Keeper, known: Sequence[object], recorded: set[int], made: dict[str, dict[int, tuple[int, int]]]
+    keeper: Keeper, known: Sequence[dict[str, Any]], recorded: set[int], made: dict[str, dict[int, tuple[int, int]]]
 ) -> list[int]:
     """Take in those whose records somebody has removed, and of which something is left. Returns their offers.
 
     `made`: of each dead runner, the main processes that it noted.
     """
     missing = {}
-    for state in known:
-        fields = state if isinstance(state, dict) else {}
-        offer, job, queue_id = fields.get("offer"), fields.get("job"), fields.get("queue_id")
-        if not (isinstance(offer, int) and isinstance(job, int) and isinstance(queue_id, str)):
-            continue
+    for fields in known:
+        offer, job, queue_id = fields["offer"], fields["job"], fields["queue_id"]
         if offer not in recorded and offer not in keeper.cares and offer not in keeper.ends.undropped:
             tag = tag_of(queue_id, keeper.settings.identity, offer)
-            care = Care(offer, job, queue_id, tag, str(fields.get("memo") or ""), executed=True)
-            wall = fields.get("started_wall")
-            care.started_wall = wall if isinstance(wall, float) else None
+            care = Care(offer, job, queue_id, tag, fields.get("memo", ""), executed=True)
+            care.started_wall = fields.get("started_wall")
             missing[tag] = care
             for mains in made.values():
                 if offer in mains:

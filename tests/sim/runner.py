@@ -143,7 +143,7 @@ class Runner:
             self.die()
             return
         rows = [self.policy.row(offer) for offer in self.policy.attempts]
-        told = (self._shared.deadline, self._shared.lapsed, self._shared.pause_told)
+        told = (self._shared.deadline, self.policy.lapsed, self.policy.pause_told)
         self.program.die()
         self.program = self._new_program()
         self.policy = Policy()
@@ -375,17 +375,18 @@ class Runner:
 
     def _share_lease(self) -> None:
         policy = self.policy
-        self._shared.write(self.now(), policy.deadline, lapsed=policy.lapsed, pause_told=policy.pause_told)
+        self._shared.write(self.now(), policy.deadline, lapsed=policy.lapsed)
         self._plan_stand_in()
 
     def _notice_stand_in(self) -> None:
-        if self._shared.stands_in_since:
-            self._do(self.policy.stood_in(self._shared.stands_in_since, self.now()))
+        since = self._shared.stood_in_since
+        if since is not None:
+            self._do(self.policy.stood_in(since, self.now()))
 
-    def _stood_in(self, shared: Shared) -> None:
+    def _stood_in(self, shared: Shared, since: float) -> None:
         if shared is self._shared:
-            self._notice_stand_in()
-            shared.stands_in_since = 0.0
+            shared.noted(since)
+            self._do(self.policy.stood_in(since, self.now()))
 
     def _bound(self) -> list[int]:
         rows = ((offer, self.policy.row(offer)) for offer in self.policy.open)
@@ -426,7 +427,9 @@ class Runner:
                         self.station.trees[offer].stop()
                 self._stand_in.stopped(self.now(), running=0)
             case "say":
-                self.program.post(lambda: self._stood_in(shared))
+                since = self._stand_in.ended
+                assert since is not None
+                self.program.post(lambda: self._stood_in(shared, since))
         self._plan_stand_in()
 
     # --- the spawner -------------------------------------------------------------------------------------------------
