@@ -12,7 +12,7 @@ from kueue import __version__, log
 from kueue.core.engine import Engine
 from kueue.core.facts import JobHeld
 from kueue.core.settings import Settings
-from kueue.errors import DiskFull
+from kueue.errors import DiskFull, StorageError
 from kueue.server.restore import RANGES_SHOWN, decided
 from kueue.storage import cut
 from kueue.storage.damage import SENSELESS
@@ -46,7 +46,13 @@ def settle(store: SqliteStore) -> None:
             store.release_ballast()
             store.commit(batch)
         _tell(note, engine.aggregates().next_job, sorted(fact.job for fact in facts if isinstance(fact, JobHeld)))
-    cut.remove(store.path)
+    try:
+        cut.remove(store.path)
+    except OSError as error:
+        raise StorageError(
+            f"The note about what was lost beside {store.path} cannot be removed: {error}.",
+            hint="Nothing more is accepted before that: a later start would take what is new for lost, too.",
+        ) from error
 
 
 def _tell(note: cut.Note, next_job: int, held: list[int]) -> None:

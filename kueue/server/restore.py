@@ -58,7 +58,8 @@ def restore(where: places.Places, file: str, *, take_over: bool) -> int:
         ) from error
     finally:
         _remove(draft)
-    cut.remove(target)  # its numbers count by now
+    with contextlib.suppress(OSError):  # one that stays costs the next start some care
+        cut.remove(target)  # its numbers count by now
     sweep_beside(target)
     _tell(source, made, held, aside)
     return 0

@@ -6,16 +6,22 @@ It is written before anything is done about the cut, and goes when nothing is lo
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 from msgspec import Struct
 
-from kueue import whole_file
+from kueue import places, whole_file
 from kueue.core.facts import Aggregates
 
 SUFFIX = ".cut"
 """Behind the name of the state."""
+
+
+Mark: TypeAlias = tuple[int, int]
+"""(inode, UTC nanoseconds of its last change): a file that nobody has written to since, under whatever name."""
 
 
 class Note(Struct, frozen=True):
@@ -30,14 +36,17 @@ class Note(Struct, frozen=True):
     """UTC seconds of what the state was last as of; 0: not known."""
     cut_wall: float = 0.0
     """UTC seconds of when it was seen."""
+    anew: Mark | None = None
+    """Of the file that all there was is in: if that is the state, nothing is lost, and the log beside it is void."""
 
 
 _decode = msgspec.json.Decoder(Note).decode
 
 
 def write(state: Path, note: Note) -> None:
-    """Raises `OSError`."""
-    whole_file.write(_beside(state), msgspec.json.encode(note))
+    """Flushed: what is done next must not come before it after a loss of power. Raises `OSError`."""
+    whole_file.write(_beside(state), msgspec.json.encode(note), is_flushed=True)
+    places.sync_directory(state.parent)
 
 
 def read(state: Path) -> Note | None:
@@ -64,21 +73,39 @@ def recovered(state: Path) -> bool:
 
 
 def remove(state: Path) -> None:
-    """One that stays costs the next start some care and nothing else."""
-    with contextlib.suppress(OSError):
+    """Before anything is acknowledged: a later start would empty a sound log by it. Raises `OSError`."""
+    with contextlib.suppress(FileNotFoundError):
         _beside(state).unlink()
+        places.sync_directory(state.parent)
+
+
+def mark(file: Path) -> Mark:
+    """Raises `OSError`."""
+    about = file.stat()
+    return about.st_ino, about.st_mtime_ns
+
+
+def is_anew(state: Path) -> bool:
+    """It was written anew as a whole, and the server was killed before it could remove the note."""
+    note = read(state)
+    with contextlib.suppress(OSError):
+        return note is not None and note.anew == mark(state)
+    return False
+
+
+def is_log_void(state: Path) -> bool:
+    """A part of a log may be older than the state; to bring it in would damage that."""
+    note = read(state)
+    return note is not None and (note.is_log or is_anew(state))
 
 
 def empty_log(state: Path) -> None:
-    """Before the state is opened: a server that cut short its own end may have left a part of a cut log.
-
-    A part of a log may be older than the state; to bring it in would damage that. Raises `OSError`.
-    """
-    note = read(state)
+    """Before the state is opened: a server that was killed may have left a log that is void. Raises `OSError`."""
     log = state.with_name(f"{state.name}-wal")
-    if note is not None and note.is_log and log.is_file():
+    if is_log_void(state) and log.is_file():
         with log.open("r+b") as file:
             file.truncate(0)
+            os.fsync(file.fileno())
 
 
 def _beside(state: Path) -> Path:

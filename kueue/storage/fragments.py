@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from kueue.errors import StorageError
-from kueue.storage import schema
+from kueue.storage import cut, schema
 from kueue.storage.damage import DAMAGE
 from kueue.storage.plan import folded
 
@@ -43,7 +43,7 @@ def open_copy(source: Path, bench: Path) -> sqlite3.Connection:
     """
     copy = bench / "copy"
     for mend in (_as_it_is, _first_page):
-        for suffix in ("", "-wal", "-journal"):
+        for suffix in ("", "-journal") if cut.is_log_void(source) else ("", "-wal", "-journal"):
             with contextlib.suppress(FileNotFoundError):
                 shutil.copyfile(source.with_name(source.name + suffix), copy.with_name(copy.name + suffix))
         mend(copy)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kueue import places
+from kueue import log, places
 from kueue.core.facts import Aggregates
 from kueue.errors import StorageError
 from kueue.storage import cut, schema
@@ -27,6 +27,8 @@ from kueue.storage.damage import DAMAGE, LEFT, words
 from kueue.storage.limits import LOG_BYTES
 
 MAGIC = b"SQLite format 3\0"
+
+_log = log.logger("storage")
 
 LEFT_BESIDE = ("-wal", "-journal", ".ballast", cut.SUFFIX)
 """Made only beside a state that has its name, so that they tell of one that is gone: not even a first start that is
@@ -70,10 +72,13 @@ def connect(wanted: Wanted) -> sqlite3.Connection:
     path = wanted.path
     if not path.exists():
         _create(wanted)
-    note = cut.read(path)
-    if note is not None and not note.is_log and note.queue_id:
+    note, is_anew = cut.read(path), cut.is_anew(path)
+    if note is not None and not note.is_log and note.queue_id and not is_anew:
         raise StorageError(f"{path} is damaged: a part of it was cut away while the server ran", hint=LEFT)
     cut.empty_log(path)
+    if is_anew:
+        cut.remove(path)
+        _log.warning("%s was written anew, because a file of it was made shorter. Nothing is lost", path)
     is_wal = _look_at_header(wanted)
     looked = False
     # Reading a write-ahead log needs shared memory unless the file is locked for good: not on a network file system.
@@ -121,9 +126,14 @@ def check_header(path: Path) -> None:
 def open_to_copy(path: Path) -> sqlite3.Connection:
     """The only connection to a file that shall be copied as it is: whatever its format up to ours, and its host.
 
-    Raises `StorageError` if another server has it, or it is newer or no state of kueue.
+    The caller holds the server's lock. Raises `StorageError` if another server has it, it is newer or no state of
+    kueue, or a log that is void cannot be emptied.
     """
     check_header(path)
+    try:
+        cut.empty_log(path)
+    except OSError as error:
+        raise StorageError(f"What is void of the log of {path} cannot be removed: {error}") from error
     connection = _connect(path, "rw")
     try:
         connection.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -234,15 +244,15 @@ def _look_at_content(wanted: Wanted) -> bool:
 
     So it is when a transaction must be undone first, or when a full disk has no room for the index of the log.
     """
-    log = wanted.path.with_name(f"{wanted.path.name}-wal")
-    has_log = log.exists()
+    beside = wanted.path.with_name(f"{wanted.path.name}-wal")
+    has_log = beside.exists()
     try:
         with contextlib.closing(_connect(wanted.path, "ro")) as connection:
             try:
                 _examine(connection, wanted, thorough=True)
             finally:
                 if not has_log:
-                    _drop_empty(log, connection)
+                    _drop_empty(beside, connection)
     except sqlite3.OperationalError as error:
         if any(sign in str(error) for sign in ("readonly", "unable to open", "I/O")):
             return False
@@ -253,13 +263,13 @@ def _look_at_content(wanted: Wanted) -> bool:
     return True
 
 
-def _drop_empty(log: Path, connection: sqlite3.Connection) -> None:
+def _drop_empty(beside: Path, connection: sqlite3.Connection) -> None:
     """Remove the empty log that a reader makes where there was none."""
     with contextlib.suppress(*DAMAGE, OSError):
         # Whoever has read holds a lock as long as it is open, and nobody else can have begun a log of his own.
         schema.version_of(connection)
-        if not log.stat().st_size:
-            log.unlink()
+        if not beside.stat().st_size:
+            beside.unlink()
 
 
 def _examine(connection: sqlite3.Connection, wanted: Wanted, *, thorough: bool) -> None:

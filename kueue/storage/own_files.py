@@ -1,8 +1,9 @@
 """The files of an open state: do their names still lead to them, and are they as long as they were?
 
 Rules
-- Nothing of ours makes the log shorter but a commit or `SqliteStore.tidy`, and the state but a checkpoint behind a
-  vacuum. Whatever is shorter before the next transaction was cut by somebody else.
+- Nothing of ours makes the log shorter but a commit, `SqliteStore.tidy` and what is done about files that are gone or
+  were cut (`_begin_another_log`, `empty_log`), and the state but a checkpoint behind a vacuum, also one of the process
+  before. Whatever is shorter before the next transaction was cut by somebody else.
 - That costs no further stat(2): the lengths come with what is asked anyway, and the log's behind a commit from a
   descriptor of our own. Nobody locks a log, so that one may be closed; the state has none (see `SqliteStore`).
 
@@ -68,7 +69,7 @@ class OwnFiles:
         """Our descriptor of it; -1 of a journal, too, which is empty between two transactions."""
         self._log_bytes = 0
         self._is_told = False
-        self.note()
+        self.tidied()  # a vacuum of before the start may still be in the log
 
     def note(self) -> None:
         """To be called behind each transaction, whatever became of it: the first one makes the log."""

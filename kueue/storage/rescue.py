@@ -3,7 +3,11 @@
 Rules
 - What is still there is written anew as a whole (`rewriting`), or nothing of it: a part of a log that was cut may be
   older than the state, and would damage it.
-- Before anything is touched, a note is left for the next start (`cut`), which goes when nothing is lost.
+- Before anything is touched, a note is left for the next start (`cut`), which goes when nothing is lost. If there is
+  no room for it, all waits. If it cannot be written at all, the rest of a cut log is thrown away without one, and the
+  sentence says so: to bring that into the state would be worse.
+- What is written anew takes the state's place before the old log goes: whenever we are killed, either the state with
+  its log is there as it was, or the new one, by which the note tells that the log is void.
 """
 
 from __future__ import annotations
@@ -22,8 +26,8 @@ from kueue.storage import cut
 from kueue.storage.damage import DAMAGE, words
 from kueue.storage.own_files import Cut, OwnFiles
 from kueue.storage.rewriting import Unsound, rewritten
-from kueue.storage.room import Ballast
-from kueue.storage.sentences import full, sentence
+from kueue.storage.room import NO_ROOM, Ballast
+from kueue.storage.sentences import full_for_another, sentence
 from kueue.units import format_date
 
 _log = log.logger("storage")
@@ -46,38 +50,58 @@ class Rescue:
 
         Raises `StorageError`: there is nothing to go on with; `DiskFull`: not yet.
         """
-        with contextlib.suppress(OSError):  # `lose` tries it again
-            self._note(found, sums)
         try:
+            self._note(self._noted(found, sums))
             draft = rewritten(connection, self._path, cut_from=None if found.is_log else files.state_bytes)
-        except (*DAMAGE, OSError, MemoryError) as error:
-            if isinstance(error, sqlite3.Error) and isinstance(sentence(self._path, error, is_write=True), DiskFull):
-                self._tell_that_it_waits(found)
-                raise full(self._path) from error
-            raise self.lose(files, found, sums, error) from error
         except Unsound as error:
-            told = self.lose(files, found, sums, error)
-            try:
-                # It has what the state and its log have, and more: that is what `--recover` shall read.
-                files.empty_log()
-                error.draft.replace(self._path)
-            except OSError:
-                error.draft.unlink(missing_ok=True)
-            raise told from error
+            raise self._leave_unsound(error.draft, files, self.lose(files, found, sums, error)) from error
+        except (*DAMAGE, OSError, MemoryError) as error:
+            raise self._not_saved(files, found, sums, error) from error
         try:
-            files.empty_log()
-            with contextlib.suppress(OSError):
-                cut.write(self._path, msgspec.structs.replace(self._noted(found, sums), is_log=True))
+            self._note(msgspec.structs.replace(self._noted(found, sums), anew=cut.mark(draft)))
             draft.replace(self._path)
-            places.sync_directory(self._path.parent)
         except OSError as error:
             draft.unlink(missing_ok=True)
-            raise self.lose(files, found, sums, error) from error
+            raise self._not_saved(files, found, sums, error) from error
+        try:
+            places.sync_directory(self._path.parent)
+            files.empty_log()
+        except OSError as error:
+            self.lost = StorageError(
+                f"{self._path} was saved, but its directory or its log cannot be used: {error}",
+                hint="Start the server again.",
+            )
+            raise self.lost from error
         _log.warning(
             "%s was made shorter while the server runs. Nothing is lost: the state was written anew. Leave the files "
             "of a running server alone",
             found.path,
         )
+
+    def refuse(self) -> None:
+        """Raises what ended the service, if something has."""
+        if self.lost is not None:
+            raise self.lost
+
+    def _leave_unsound(self, draft: Path, files: OwnFiles, told: StorageError) -> StorageError:
+        """It has what the state and its log have, and more: that is what `--recover` shall read."""
+        try:
+            draft.replace(self._path)
+            places.sync_directory(self._path.parent)
+            files.empty_log()
+        except OSError:
+            draft.unlink(missing_ok=True)
+        return told
+
+    def _not_saved(self, files: OwnFiles, found: Cut, sums: Aggregates | None, error: Exception) -> StorageError:
+        """`DiskFull` if it can be tried again; else all that is still there was left to the next start."""
+        is_full = isinstance(error, OSError) and error.errno in NO_ROOM
+        if isinstance(error, sqlite3.Error):
+            is_full = isinstance(sentence(self._path, error, is_write=True), DiskFull)
+        if not is_full:
+            return self.lose(files, found, sums, error)
+        self._tell_that_it_waits(found)
+        return full_for_another(self._path)
 
     def is_saved(self) -> None:
         """Nobody has the old state open any more. Raises `OSError`."""
@@ -88,12 +112,9 @@ class Rescue:
     def lose(self, files: OwnFiles, found: Cut, sums: Aggregates | None, cause: BaseException) -> StorageError:
         """Leave the state as it was at the last checkpoint. The sentence about that, which ends the service."""
         since = self._as_of()
-        try:
-            self._note(found, sums)
-        except OSError:
-            with contextlib.suppress(OSError):
-                self._ballast.release()
-                self._note(found, sums)
+        with contextlib.suppress(OSError):
+            self._note(self._noted(found, sums))
+        left = cut.read(self._path)
         why = f"{found.path} was made shorter while the server runs, and what was cut away cannot be saved"
         if not found.is_log:
             self.lost = StorageError(
@@ -104,15 +125,25 @@ class Rescue:
         with contextlib.suppress(OSError):
             files.empty_log()
         when = format_date(since, self._wall()) if since else "the last checkpoint"
+        is_noted = left is not None and left.is_log
         self.lost = StorageError(
             f"{why} ({words(cause)}): nothing more was accepted, and what was accepted since {when} is lost",
             hint=f"Start the server again: it goes on with what {self._path.name} holds, gives no number twice, and "
-            "holds the jobs that waited then.",
+            "holds the jobs that waited then."
+            if is_noted
+            else f"Mend the disk of {self._path.parent} first. It did not take a note for the next start, which will "
+            "give numbers of jobs again, and start what waited then.",
         )
         return self.lost
 
-    def _note(self, found: Cut, sums: Aggregates | None) -> None:
-        cut.write(self._path, self._noted(found, sums))
+    def _note(self, note: cut.Note) -> None:
+        """Raises `OSError`."""
+        try:
+            cut.write(self._path, note)
+        except OSError as error:
+            if error.errno not in NO_ROOM or not self._ballast.release():
+                raise
+            cut.write(self._path, note)
 
     def _noted(self, found: Cut, sums: Aggregates | None) -> cut.Note:
         return cut.Note(self._queue_id, found.is_log, sums, self._as_of() if found.is_log else 0.0, self._wall())
@@ -128,6 +159,6 @@ class Rescue:
             self._is_told = True
             _log.error(
                 "%s was made shorter while the server runs; what it held only this server still has, and the disk has "
-                "no room to write the state anew",
+                "no room to write the state anew. Make room there, as much as the state takes; do not stop the server",
                 found.path,
             )

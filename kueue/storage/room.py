@@ -19,6 +19,13 @@ def has_room(beside: Path, *, size: int = PROBE_BYTES) -> bool:
     allowed, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if allowed != resource.RLIM_INFINITY and _largest(beside) + size > allowed:
         return False
+    return has_room_for(beside, size)
+
+
+def has_room_for(beside: Path, size: int) -> bool:
+    """Whether another file of `size` bytes can lie beside this one. Asked by taking the room: statvfs(2) knows of no
+    quota. Raises `OSError` as above.
+    """
     trial = beside.with_name(f"{beside.name}.trial-{os.getpid()}")
     try:
         return _allocate(trial, size)

@@ -41,5 +41,15 @@ def full(path: Path) -> DiskFull:
     )
 
 
+def full_for_another(path: Path) -> DiskFull:
+    """No room for the state to be written anew: to drop finished jobs would take a commit, which has to wait, too."""
+    return DiskFull(
+        f"The disk of {path.parent} has no room to write the state anew, a file of which was made shorter: nothing was "
+        "accepted",
+        hint="Make room there, as much as the state takes; the server goes on by itself. Do not stop it: what was cut "
+        "away only it still has.",
+    )
+
+
 def in_use(path: Path) -> StorageError:
     return StorageError(f"Another server uses {path}", hint="Stop it first, or give this one another state directory.")

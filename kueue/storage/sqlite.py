@@ -385,8 +385,7 @@ class SqliteStore:
     # --- files that were cut ------------------------------------------------------------------------------------------
 
     def _assure(self) -> None:
-        if self._rescue.lost is not None:
-            raise self._rescue.lost
+        self._rescue.refuse()
         try:
             self._files.assure()
         except Cut as found:
@@ -396,6 +395,7 @@ class SqliteStore:
         """Go on with a state that is written anew. Raises `StorageError`; `DiskFull`: to be tried again."""
         if self._copy is not None:
             self._copy.lose_source()
+            self._copy = None
         self._rescue.save(self._connection, self._files, found, self._sums)
         try:
             self._is_open = False
@@ -431,8 +431,7 @@ class SqliteStore:
         """Raises `StorageError` if what could not be read was cut away."""
         if not self._is_open or self._is_closed:
             return
-        if self._rescue.lost is not None:
-            raise self._rescue.lost
+        self._rescue.refuse()
         try:
             self._files.refuse_cut()
         except Cut as found:

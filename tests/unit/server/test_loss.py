@@ -145,3 +145,10 @@ def test_a_state_that_was_cut_is_recovered_with_all_that_the_server_had_in_memor
         assert store.aggregates().next_job == 23
     assert "Numbers go on at job 23" in caplog.text
     assert cut.read(state) is None
+
+
+def test_a_note_that_cannot_be_removed_lets_nothing_be_accepted(state):
+    checkpointed(state).close()
+    state.with_name("queue.sqlite.cut").mkdir()
+    with contextlib.closing(opened(state)) as store, pytest.raises(StorageError, match="cannot be removed"):
+        settle(store)

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import sqlite3
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from kueue.errors import DiskFull, StorageError, UserError
-from kueue.storage import backup, cut, opening, own_files, sqlite
+from kueue.storage import backup, cut, opening, own_files, rewriting, sqlite
+from kueue.storage.salvage import salvage
 from kueue.storage.sqlite import SqliteStore
 from tests.support.small_disk import FILLER, fill, small_disk
 from tests.support.storage_rows import batch, cleaned, ending, job_range, live_ids, submitted
@@ -27,11 +29,11 @@ KINDS = ("local", "network")
 KILLED = """
 import os, sys
 from pathlib import Path
-from kueue.storage import rescue
+from kueue.storage import cut, rescue
 from kueue.storage.own_files import OwnFiles
 from kueue.storage.sqlite import SqliteStore
 from tests.support.storage_rows import batch, job_range, submitted
-path, step = Path(sys.argv[1]), sys.argv[2]
+path, what, step = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 def end(*_, **__):
     os._exit(9)
 def ends_behind(call):
@@ -39,24 +41,72 @@ def ends_behind(call):
         call(*given, **named)
         end()
     return both
+def marked(state, note, write=cut.write):
+    write(state, note)
+    if note.anew:
+        end()
 store = SqliteStore(path, ballast_bytes=4096)
 store.aggregates()
 store.commit(batch(submitted(1, job_range(200)), next_job=201))
 store.tidy()
 for first in range(201, 1001, 200):
     store.commit(batch(submitted(first, job_range(200)), next_job=first + 200))
-os.truncate(f"{path}-wal", 9000)
+store._connection.execute("PRAGMA integrity_check").fetchall()  # reads every page
+if what in ("log", "both"):
+    os.truncate(f"{path}-wal", 9000)
+if what in ("state", "both"):
+    os.truncate(path, 0)
 if step == "noted":
     rescue.rewritten = end
 elif step == "copied":
     rescue.rewritten = ends_behind(rescue.rewritten)
+elif step == "marked":
+    cut.write = marked
+elif step == "replaced":
+    Path.replace = ends_behind(Path.replace)
 elif step == "emptied":
     OwnFiles.empty_log = ends_behind(OwnFiles.empty_log)
-elif step == "replaced":
-    rescue.places.sync_directory = end
 else:
-    rescue.cut.remove = end
+    cut.remove = end
 store.commit(batch(submitted(1001), next_job=1002))
+"""
+
+
+LIMITED = """
+import os, resource, sys
+from kueue.errors import DiskFull
+from kueue.storage.sqlite import SqliteStore
+from tests.support.storage_rows import batch, job_range, live_ids, submitted
+store = SqliteStore(sys.argv[1], ballast_bytes=4096)
+argvs = tuple((f"{n:01000}",) for n in range(200))
+for first in range(1, 3001, 200):
+    store.commit(batch(submitted(first, job_range(argvs=argvs)), next_job=first + 200))
+os.truncate(f"{sys.argv[1]}-wal", 0)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, resource.RLIM_INFINITY))
+for _ in range(2):
+    try:
+        store.commit(batch(submitted(3001), next_job=3002))
+    except DiskFull as error:
+        print(error.hint)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+store.commit(batch(submitted(3001), next_job=3002))
+store.close()
+"""
+
+
+VACUUMED = """
+import os, sys
+from kueue.storage.sqlite import SqliteStore
+from tests.support.storage_rows import batch, cleaned, ending, job_range, submitted
+store = SqliteStore(sys.argv[1], ballast_bytes=4096)
+argvs = tuple((f"{n:01000}",) for n in range(200))
+for first in range(1, 1001, 200):
+    store.commit(batch(submitted(first, job_range(argvs=argvs)), next_job=first + 200))
+store.commit(ending(*range(1, 1001)))
+store.commit(batch(cleaned(*range(1, 1001)), next_job=1001))
+store.tidy()
+store._connection.executescript("PRAGMA incremental_vacuum(2000)")
+os._exit(9)
 """
 
 
@@ -215,17 +265,28 @@ def test_what_cannot_be_saved_leaves_the_state_as_of_the_last_checkpoint(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", ["noted", "copied", "emptied", "replaced", "opened again"])
-def test_a_kill_while_the_state_is_written_anew_leaves_a_whole_one_and_the_numbers(tmp_path, step):
+@pytest.mark.parametrize("what", ["log", "state", "both"])
+@pytest.mark.parametrize("step", ["noted", "copied", "marked", "replaced", "emptied", "opened again"])
+def test_a_kill_while_the_state_is_written_anew_leaves_the_old_files_with_a_note_or_all(tmp_path, caplog, what, step):
     path = tmp_path / "queue.sqlite"
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(path), step], timeout=60, check=False)
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(path), what, step], timeout=60, check=False)
     assert killed.returncode == 9
     note = cut.read(path)
     assert note is not None
     assert note.sums is not None
     assert note.sums.next_job == 1001
-    is_there = step in {"replaced", "opened again"}
-    assert accepted(path) == list(range(1, 1001 if is_there else 201))
+    if step in {"replaced", "emptied", "opened again"}:
+        assert accepted(path) == list(range(1, 1001))
+        assert "Nothing is lost" in caplog.text
+        assert cut.read(path) is None
+    elif what == "log":
+        assert accepted(path) == list(range(1, 201))
+        assert cut.read(path) == note
+    else:
+        with pytest.raises(StorageError, match="a part of it was cut away"):
+            opened(path)
+        assert what == "both" or log_of(path).stat().st_size > 9000
+        return
     assert is_whole(path)
 
 
@@ -240,6 +301,105 @@ def test_what_is_left_of_a_cut_log_is_not_read_after_a_kill(tmp_path):
     cut.write(path, cut.Note("", is_log=True))
     assert accepted(path) == list(range(1, 1001))
     assert is_whole(path)
+
+
+def test_what_is_left_of_a_cut_log_is_neither_copied_nor_recovered(tmp_path):
+    path = tmp_path / "queue.sqlite"
+    with contextlib.closing(opened(path)) as store:
+        accept_many(store, 1)
+        shutil.copy2(log_of(path), tmp_path / "old")
+        for first in range(201, 1001, 200):
+            accept_many(store, first)
+    shutil.copy2(tmp_path / "old", log_of(path))
+    cut.write(path, cut.Note("", is_log=True))
+    saved = salvage(path, tmp_path / "recovered.sqlite", wall=1.0)
+    assert saved.lost == ()
+    assert accepted(tmp_path / "recovered.sqlite") == list(range(1, 1001))
+    assert log_of(path).read_bytes() == (tmp_path / "old").read_bytes()
+    with contextlib.closing(opening.open_to_copy(path)) as connection:
+        assert connection.execute("SELECT max(last) FROM ranges").fetchone() == (1000,)
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_where_no_note_can_be_left_the_sentence_says_what_follows(tmp_path):
+    path = tmp_path / "queue.sqlite"
+    store = opened(path)
+    accept_many(store, 1)
+    store.tidy()
+    accept_many(store, 201)
+    path.with_name("queue.sqlite.cut").mkdir()
+    os.truncate(log_of(path), 50_000)
+    with pytest.raises(StorageError, match=r"what was accepted since .* is lost") as raised:
+        accept(store, 401)
+    assert "numbers of jobs again" in raised.value.hint
+    store.close()
+    assert is_whole(path)
+    assert accepted(path) == list(range(1, 201))
+
+
+def test_free_pages_that_nobody_has_read_are_not_missed(tmp_path, caplog):
+    path = tmp_path / "queue.sqlite"
+    with contextlib.closing(opened(path)) as store:
+        for first in range(1, 1001, 200):
+            accept_many(store, first)
+        store.commit(ending(*range(1, 900)))
+        store.commit(batch(cleaned(*range(1, 900)), next_job=1001))
+    with contextlib.closing(opened(path)) as store:
+        (free,) = store._connection.execute("PRAGMA freelist_count").fetchone()
+        assert free > 20
+        store._connection.execute("PRAGMA integrity_check").fetchall()  # reads every page but the free ones
+        os.truncate(path, 0)
+        accept(store, 1001)
+        assert "Nothing is lost" in caplog.text
+    assert is_whole(path)
+    assert accepted(path) == list(range(900, 1002))
+
+
+def test_the_page_that_is_never_written_is_not_missed(tmp_path):
+    path, page = tmp_path / "large", 65536
+    lock = 2**30 // page + 1
+    leaves = [number for number in range(4, lock + 2) if number != lock]
+    half = len(leaves) // 2
+    with path.open("w+b") as file:
+        file.truncate(2**30 + 2 * page)
+        for offset, words in (
+            (0, [1]),
+            (32, [2, len(leaves) + 2]),
+            (page, [3, half, *leaves[:half]]),
+            (2 * page, [0, len(leaves) - half, *leaves[half:]]),
+        ):
+            file.seek(offset)
+            file.write(struct.pack(f">{len(words)}I", *words))
+        assert not rewriting.lacks_a_page(file, page)
+        file.seek(0, os.SEEK_END)
+        file.write(bytes(page))  # of which the list says nothing
+        assert rewriting.lacks_a_page(file, page)
+
+
+def test_a_state_too_large_for_the_memory_is_not_read_into_it(tmp_path, monkeypatch):
+    path = tmp_path / "queue.sqlite"
+    (tmp_path / "meminfo").write_text("MemTotal:  900 kB\nMemAvailable:   100 kB\n", "ascii")
+    store = opened(path)
+    accept_many(store, 1)
+    monkeypatch.setattr(rewriting, "MEMORY", tmp_path / "meminfo")
+    os.truncate(log_of(path), 0)
+    with pytest.raises(StorageError, match="more than half of the memory that is free"):
+        accept(store, 201)
+    store.close()
+
+
+def test_a_vacuum_of_before_a_kill_that_a_later_checkpoint_brings_in_is_no_cut(tmp_path, caplog):
+    path = tmp_path / "queue.sqlite"
+    assert subprocess.run([sys.executable, "-c", VACUUMED, str(path)], timeout=60, check=False).returncode == 9
+    before = path.stat().st_size
+    with contextlib.closing(opened(path)) as store:
+        store._connection.execute("PRAGMA wal_autocheckpoint = 1")
+        accept(store, 1001)
+        accept(store, 1002)
+        assert path.stat().st_size < before
+        accept(store, 1003)
+    assert caplog.records == []
+    assert accepted(path) == [1001, 1002, 1003]
 
 
 def test_a_state_that_was_cut_beyond_help_ends_the_service(tmp_path):
@@ -288,6 +448,39 @@ def test_a_state_is_written_anew_as_soon_as_the_disk_has_room(tmp_path, caplog):
             accept(store, 201)
             assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
         assert accepted(path) == list(range(1, 202))
+
+
+def test_a_disk_without_room_for_another_name_is_waited_for(tmp_path, caplog):
+    with small_disk(tmp_path / "disk", 20, inodes=40) as disk:
+        path = disk / "queue.sqlite"
+        with contextlib.closing(opened(path)) as store:
+            accept_many(store, 1)
+            store.tidy()
+            accept_many(store, 201)
+            fillers = [disk / f"filler-{number}" for number in range(40)]
+            with contextlib.suppress(OSError):
+                for filler in fillers:
+                    filler.touch()
+            os.truncate(log_of(path), 0)
+            for _ in range(3):
+                with pytest.raises(DiskFull, match="no room to write the state anew"):
+                    accept(store, 401)
+            for filler in fillers:
+                filler.unlink(missing_ok=True)
+            accept(store, 401)
+            assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+        assert accepted(path) == list(range(1, 402))
+
+
+def test_a_limit_of_the_length_of_files_is_waited_for_and_the_hint_is_true(tmp_path):
+    path = tmp_path / "queue.sqlite"
+    child = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(path)], capture_output=True, text=True, timeout=60, check=True
+    )
+    hints = child.stdout.splitlines()
+    assert len(hints) == 2
+    assert all("Make room there" in hint and "clean-jobs" not in hint for hint in hints)
+    assert accepted(path) == list(range(1, 3002))
 
 
 def test_a_copy_under_way_is_given_up_when_the_state_is_written_anew(tmp_path):
