@@ -17,7 +17,7 @@ import fcntl
 import os
 import stat
 import struct
-from errno import EACCES, EAGAIN
+from errno import EACCES, EAGAIN, ELOOP, ENXIO
 
 from kueue.errors import ConfigError, KueueError, StorageError
 
@@ -347,7 +347,7 @@ def lock_exclusive(path: str, what: str = "This program") -> Lock:
 
 def _lock_once(path: str, what: str) -> Lock:
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StorageError(
             f"{path} cannot be written: {error.strerror}.", hint=f"`kueue doctor` looks at {os.path.dirname(path)}."
@@ -372,11 +372,17 @@ def nameless(who: str, path: str) -> KueueError:
 
 
 def is_locked(path: str) -> bool:
-    """Does somebody hold this lock now? A missing file is not locked."""
+    """Does somebody hold this lock now? A missing file is not locked, nor is what no lock can be: a socket, a link that
+    leads to itself. Raises `OSError`, with the path, if it cannot be looked at.
+    """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for its other end
     except FileNotFoundError:
         return False
+    except OSError as error:
+        if error.errno in (ELOOP, ENXIO):
+            return False
+        raise
     try:
         answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_RDLCK))
     finally:
@@ -389,8 +395,11 @@ def holder(path: str) -> int | None:
     if not is_locked(path):
         return None
     try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            pid, start = (int(word) for word in file.read(100).split())
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            pid, start = (int(word) for word in os.read(descriptor, 100).split())
+        finally:
+            os.close(descriptor)
     except (OSError, ValueError):
         return None
     # The start time tells it from a later process of the same number, and from an earlier holder's entry.

@@ -8,6 +8,7 @@ import sys
 from kueue import console
 from kueue.errors import (
     EXIT_OWN_FAILURE,
+    EXIT_REFUSED,
     EXIT_USAGE,
     Bug,
     KueueError,
@@ -72,6 +73,10 @@ def _carry_out(handler: str, chosen: object) -> int:
     except Exception as error:  # noqa: BLE001 - whatever it is, the person gets a sentence, and the place on request
         if is_debug:
             _show_traceback()
+        if isinstance(error, OSError) and error.filename:
+            # Something in kueue's own directories is not what it was made as.
+            console.complain(f"Error: {os.fsdecode(error.filename)}: {error.strerror}.")
+            return EXIT_REFUSED
         console.complain(
             f"Error: a fault in kueue itself: {type(error).__name__}: {error}",
             "Hint: see `kueue --debug`.",

@@ -67,7 +67,7 @@ def is_locked(path: str) -> bool | None:
     One that cannot be looked at (no descriptor left, a failing disk) may be held, and counts as that.
     """
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for its other end
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError:

@@ -12,6 +12,7 @@ import pytest
 
 from kueue import places
 from kueue.errors import ConfigError, KueueError, StorageError
+from kueue.runner.kernel import is_locked
 from tests.support.small_disk import fill, small_disk
 
 MOUNTS = """\
@@ -202,6 +203,31 @@ def test_a_lock_knows_whether_its_file_is_in_place(tmp_path):
         path.parent.rmdir()
         path.parent.touch()
         assert lock.is_in_place() is None
+
+
+def bind(path):
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(str(path))
+    sock.close()
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, os.mkdir, bind, lambda path: os.symlink(path, path), lambda path: os.symlink("gone", path)]
+)
+def test_what_no_lock_can_be_is_held_by_nobody_and_nobody_waits_for_it(tmp_path, make):
+    path = tmp_path / "lock"
+    make(path)
+    assert not places.is_locked(str(path))
+    assert places.holder(str(path)) is None
+    assert not is_locked(str(path)) or path.is_symlink() or path.is_socket()  # what a runner cannot open may be held
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root reads everything")
+def test_a_lock_that_may_not_be_read_is_an_error_with_its_path(tmp_path):
+    path = tmp_path / "lock"
+    path.touch(0o000)
+    with pytest.raises(PermissionError, match="lock"):
+        places.is_locked(str(path))
 
 
 def test_a_lock_ends_with_its_killed_holder(tmp_path):
