@@ -300,6 +300,10 @@ class Lock:
             return True
         return os.path.samestat(found, os.fstat(self.descriptor))
 
+    def changed_ns(self) -> int:
+        """When the locked file was last changed in any way, also by a rename: ``st_ctime`` (inode(7)), nanoseconds."""
+        return os.fstat(self.descriptor).st_ctime_ns
+
     def take_back(self, what: str) -> None:
         """Hold the file that is at the path now, made if there is none, instead of the one that is there no more.
 

@@ -80,7 +80,9 @@ def version(session: Session) -> int:
     trouble: KueueError | None = None
     try:
         info = client.ask("ServerInfo")
-        known["server"] = {key: info.get(key) for key in ("version", "protocol", "queue_id", "pid", "read_only")}
+        known["server"] = {
+            key: info.get(key) for key in ("version", "protocol", "queue_id", "pid", "read_only", "lock_trouble")
+        }
         known["server_started"] = info.get("started_wall")
     except KueueError as error:
         trouble = error
@@ -92,6 +94,8 @@ def version(session: Session) -> int:
             session.screen.print(f"server {info['version']} at {client.server}, pid {info['pid']}")
             if info.get("read_only"):
                 session.screen.remark(f"The server accepts nothing at the moment: {info['read_only']}")
+            if info.get("lock_trouble"):
+                session.screen.remark(f"Warning: {info['lock_trouble']}.")
     if trouble is not None:
         session.report(trouble)
         return trouble.exit_code

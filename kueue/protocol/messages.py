@@ -464,6 +464,8 @@ class Info(Message, frozen=True, kw_only=True):
     started_wall: float
     read_only: str = ""
     """Why the server accepts nothing at the moment; empty: it does."""
+    lock_trouble: str = ""
+    """Why no job of a silent worker is given away: its lock is not in place and cannot be put back; empty: it is."""
     now_wall: float | None = None
     """UTC seconds on the server's clock when it answered: clocks are compared by it, nothing depends on it."""
     secrets: tuple[str, ...] = ()

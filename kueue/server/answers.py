@@ -81,6 +81,7 @@ async def answer(session: Session, question: m.Message) -> None:
                     pid=os.getpid(),
                     started_wall=driver.started_wall,
                     read_only=driver.read_only,
+                    lock_trouble=driver.claim_trouble,
                     now_wall=clock.wall(),
                     secrets=driver.secrets,
                     old_secret_workers=driver.workers_with_old_secret(),

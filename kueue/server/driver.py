@@ -69,8 +69,9 @@ class Driver:
         now: Callable[[], Now] = clock.now,
         slept: Callable[[], float] = slept,
         stands: Callable[[], bool] = lambda: True,
+        trouble: Callable[[], str] = lambda: "",
     ) -> None:
-        """`stands`: as `claim.Claim.stands`."""
+        """`stands` and `trouble`: as those of `claim.Claim`."""
         self.started_wall = now().wall
         self.sessions: dict[int, Session] = {}
         self.mailbox = Mailbox(self.wake)
@@ -86,6 +87,7 @@ class Driver:
         """Steady seconds of the last message or fact."""
         self._now = now
         self._stands = stands
+        self._trouble = trouble
         self._timekeeper = Timekeeper(
             self._stalled,
             lambda: self.settings.margin_seconds / 4,
@@ -116,6 +118,11 @@ class Driver:
     def read_only(self) -> str:
         """Why nothing is accepted at the moment; empty: it is."""
         return self._ledger.read_only
+
+    @property
+    def claim_trouble(self) -> str:
+        """Why no job is given away at the moment, one sentence; empty: silence counts."""
+        return self._trouble()
 
     @property
     def is_rebuilding(self) -> bool:

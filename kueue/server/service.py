@@ -62,7 +62,7 @@ class Service:
         self._settings = settings
         self._places = where
         self._identities = list(identities)
-        self._driver = Driver(store, engine_settings(settings), stands=claim.stands)
+        self._driver = Driver(store, engine_settings(settings), stands=claim.stands, trouble=lambda: claim.trouble)
         self._driver.upkeep.interval_seconds = settings.server.maintenance_interval_seconds
         self._driver.renew_secrets(_fingerprints(identities))
         self._entrance = Entrance(identities, partial(greet, self._driver))

@@ -322,6 +322,20 @@ def test_a_second_server_is_refused_also_if_the_lock_of_the_first_was_removed(la
     assert lab.submit(*SMALL, "--hold", "true") == 0
 
 
+def test_what_keeps_the_lock_from_being_put_back_is_told_by_version_and_doctor(lab):
+    lab.start_server()
+    lab.until(lambda: "listening on" in lab.log("server"), "all its files are made")
+    lock = lab.folder / "state" / "server" / "lock"
+    lock.unlink()
+    lock.mkdir()
+    told = "cannot be put back; no job is given away until it is"
+    assert told in lab.kueue("version").stderr
+    assert told in lab.kueue("doctor").stdout
+    lock.rmdir()
+    assert told not in lab.kueue("version").stderr
+    assert places.holder(str(lock)) == lab.server.pid
+
+
 @pytest.mark.parametrize("option", ["", "--recover"])
 def test_a_server_that_is_stopped_and_whose_lock_was_removed_keeps_its_state(lab, option):
     lab.start_server()

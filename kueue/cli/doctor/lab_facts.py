@@ -99,7 +99,8 @@ def server_facts(config: Facts, note: Note) -> Facts:
     → "open" or the name of the error ("ECONNREFUSED", "ETIMEDOUT" after `_CONNECT_SECONDS`); `local`: it answers at its
     local socket; `refusal`, `hint`: what it or the client says instead of a welcome, `refused`: for our secret;
     `previous`: it took the previous secret alone. After the welcome: `version`, `pid`, `queue_id`, `read_only`,
-    `rtt_ms`, `offset_seconds` (its clock less ours; none: it does not tell), `uncertainty_seconds`, `workers`.
+    `lock_trouble`, `rtt_ms`, `offset_seconds` (its clock less ours; none: it does not tell), `uncertainty_seconds`,
+    `workers`.
     """
     name, port = str(config["server_name"]), int(config["server_port"])
     facts: Facts = {"name": name, "port": port, "here": is_this_host(name), "addresses": [], "tcp": {}, "local": False}
@@ -208,7 +209,7 @@ def _asked(client: Client) -> Facts:
     rows = client.ask("ListWorkers")["workers"]
     took, offset = best
     return {
-        **{key: info.get(key) for key in ("version", "pid", "queue_id", "read_only")},
+        **{key: info.get(key) for key in ("version", "pid", "queue_id", "read_only", "lock_trouble")},
         "rtt_ms": round(took * 1000, 2),
         "offset_seconds": None if offset is None else round(offset, 4),
         "uncertainty_seconds": round(took / 2, 4),

@@ -155,6 +155,13 @@ def _server_details(facts: Facts) -> Iterator[Finding]:
     if facts.get("read_only"):
         text = f"The server accepts nothing at the moment: {str(facts['read_only']).rstrip('.')}."
         yield Finding("server.read_only", PROBLEM, text, "Free space on the server's disk: `kueue clean-jobs` helps.")
+    if facts.get("lock_trouble"):
+        yield Finding(
+            "server.lock",
+            PROBLEM,
+            f"{facts['lock_trouble']}.",
+            "The server's log names who holds it. Once it can be put back, the next command has the server do it.",
+        )
     if facts["rtt_ms"] > SLOW_MS:
         yield Finding("server.slow", NOTE, f"A question to the server takes {facts['rtt_ms']:.0f} ms.")
     for address, result in facts["tcp"].items():

@@ -614,6 +614,12 @@ def test_version_tells_of_both_programs(run, peers):
     assert "pid 7" in done.out
 
 
+def test_version_says_that_no_job_is_given_away(run, peers):
+    info = {"type": "Info", "version": "0.1.0", "protocol": 1, "queue_id": "q", "pid": 7, "started_wall": 1.0}
+    done = run(peers(answering({"ServerInfo": {**info, "lock_trouble": "The lock is gone"}})), "version")
+    assert (done.code, done.err) == (0, "Warning: The lock is gone.\n")
+
+
 def test_every_verb_that_was_ever_documented_is_there():
     documented = "cmd list-jobs show-job wait-job remove-job clean-jobs list-workers show-worker list-resources"
     assert set(documented.split()) <= set(verbs.VERBS)

@@ -176,6 +176,12 @@ def test_a_server_without_room_is_a_problem_and_a_slow_one_a_note():
     assert found["server.slow"].state == "note"
 
 
+def test_a_server_whose_lock_cannot_be_put_back_is_a_problem():
+    told = "/s/lock was removed or replaced; no job is given away until it is"
+    found = by_name(lab_verdict.server_findings(Answer({**SERVER, "lock_trouble": told}), NOTHING))
+    assert (found["server.lock"].state, found["server.lock"].text) == ("problem", f"{told}.")
+
+
 def test_a_name_server_that_does_not_answer_is_told_as_that():
     facts = {"name": "ralab01", "port": 11236, "addresses": []}
     answer = Answer(facts, "does not answer", "looking up the name ralab01")

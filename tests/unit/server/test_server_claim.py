@@ -12,7 +12,7 @@ import pytest
 
 from kueue import places
 from kueue.errors import KueueError
-from kueue.server.claim import Claim
+from kueue.server.claim import REMINDER_SECONDS, TOUCHES, TOUCHES_SECONDS, Claim
 
 HOLD = "import sys; from kueue import places; lock = places.lock_exclusive(sys.argv[1]); print(flush=True); input()"
 
@@ -32,6 +32,28 @@ def claim(path):
 def warnings(caplog):
     caplog.set_level(logging.WARNING)
     return lambda: [record.getMessage() for record in caplog.records]
+
+
+class Steady:
+    """A clock that stands until it is set."""
+
+    def __init__(self):
+        self.seconds = 1000.0
+
+    def __call__(self):
+        return self.seconds
+
+
+def changed(path, change):
+    """Until the change time, which goes by the ticks of the kernel, tells of it."""
+    before = os.stat(path).st_ctime_ns
+    while os.stat(path).st_ctime_ns == before:
+        change()
+
+
+def moved_away_and_back(path):
+    os.rename(path, f"{path}.away")
+    os.rename(f"{path}.away", path)
 
 
 def replace(path):
@@ -90,7 +112,7 @@ def test_a_directory_that_is_not_its_own_any_more_is_left_alone(claim, path, war
     assert not claim.stands()
     assert not os.path.exists(path)
     (warning,) = warnings()
-    assert f"the directory of {path} was removed or replaced" in warning
+    assert f"The directory of {path} was removed or replaced" in warning
 
 
 def test_a_directory_that_was_moved_and_comes_back_brings_its_lock_along(claim, path):
@@ -98,6 +120,7 @@ def test_a_directory_that_was_moved_and_comes_back_brings_its_lock_along(claim, 
     os.rename(folder, f"{folder}.away")
     assert not claim.stands()
     os.rename(f"{folder}.away", folder)
+    assert not claim.stands(), "somebody may have found nobody since the last look"
     assert claim.stands()
 
 
@@ -126,3 +149,79 @@ def test_the_lock_is_free_when_it_is_given_up(path):
         replace(path)
         claim.stands()
     assert not places.is_locked(path)
+
+
+def test_a_lock_that_was_moved_away_and_back_between_two_looks_is_noticed(claim, path, warnings):
+    changed(path, lambda: moved_away_and_back(path))
+    assert places.holder(path) == os.getpid()
+    assert not claim.stands()
+    assert claim.stands()
+    (warning,) = warnings()
+    assert warning.startswith(f"{path} was moved away and back, or touched: silence of workers counts anew")
+
+
+def test_what_touches_the_lock_again_and_again_holds_no_silence_up_for_ever(path, warnings):
+    steady = Steady()
+    with Claim(places.lock_exclusive(path), steady=steady) as claim:
+
+        def look():
+            changed(path, lambda: os.chmod(path, 0o600))
+            steady.seconds += 60
+            return claim.stands()
+
+        assert [look() for _ in range(TOUCHES + 20)] == [False] * TOUCHES + [True] * 20
+        *touched, ignored = warnings()
+        assert len(touched) == TOUCHES
+        assert f"{path} is touched again and again" in ignored
+        os.unlink(path)
+        assert not claim.stands(), "a lock that is gone counts all the same"
+        steady.seconds += TOUCHES_SECONDS
+        assert not look(), "rare again"
+
+
+def test_a_lock_that_was_removed_just_before_is_watched_all_the_same(path):
+    lock = places.lock_exclusive(path)
+    os.unlink(path)
+    with Claim(lock) as claim:
+        assert not claim.stands()
+        assert claim.stands()
+        assert places.holder(path) == os.getpid()
+
+
+def test_as_long_as_another_process_holds_it_that_is_said_each_minute_and_asked_only_then(path, warnings, monkeypatch):
+    asked = []
+    holder = places.holder
+    monkeypatch.setattr(places, "holder", lambda path: asked.append(path) or holder(path))
+    steady = Steady()
+    with Claim(places.lock_exclusive(path), steady=steady) as claim:
+        assert claim.trouble == ""
+        os.unlink(path)
+        os.mkdir(path)
+        for _ in range(3):
+            assert not claim.stands()
+        assert len(warnings()) == 1
+        steady.seconds += REMINDER_SECONDS
+        for _ in range(3):
+            assert not claim.stands()
+        assert len(warnings()) == 2
+        assert (
+            claim.trouble == f"{path} was removed or replaced and cannot be put back; no job is given away until it is"
+        )
+        os.rmdir(path)
+        with subprocess.Popen(
+            [sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as other:
+            assert other.stdout.readline()
+            steady.seconds += REMINDER_SECONDS
+            assert not claim.stands()
+            count = len(asked)
+            for _ in range(3):
+                assert not claim.stands()
+            assert "another process holds what is there now" in claim.trouble
+            # `lock_exclusive` asks for its own sentence, once a look; ours is not asked for.
+            assert len(asked) == count + 3
+            other.stdin.close()
+            other.wait(20)
+        assert not claim.stands()
+        assert claim.trouble == ""
+        assert len(warnings()) == 4
