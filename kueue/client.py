@@ -26,6 +26,7 @@ from kueue.transport import (
     Silence,
     encode,
     is_this_host,
+    knock,
     open_connection,
     raise_refusals,
 )
@@ -344,7 +345,8 @@ def connect(config: Config, *, patience_seconds: float | None = PATIENCE_SECONDS
 def rouse_own_server(state: Places) -> None:
     """Have the server of this state directory, if one runs, put back its lock if that was removed or replaced.
 
-    It looks whenever somebody comes. Raises `KueueError` if it is there and does not answer for some seconds.
+    It looks whenever somebody comes. One whose sockets were removed as well is not found. Raises `KueueError` if it is
+    there and does not answer for some seconds.
     """
     from kueue import places  # noqa: PLC0415 - as above
 
@@ -354,7 +356,7 @@ def rouse_own_server(state: Places) -> None:
         names = os.listdir(state.server)  # noqa: PTH208 - pathlib takes 5 ms to load
         sockets = [f"{state.server}/{name}" for name in sorted(names) if name.endswith(".sock")]
         if sockets:
-            open_connection(Server("this host", 0, sockets), _ROUSE_SECONDS, lambda: "").close()
+            knock(sockets, _ROUSE_SECONDS)
     except Silence as silence:
         # Behind a socket of nobody there is no connection to wait on.
         raise KueueError(

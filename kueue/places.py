@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = "KUEUE_STATE_DIR"
 
+STATE_FILE = "queue.sqlite"
+"""The server's store, in `Places.server`."""
+CUT_SUFFIX = ".cut"
+"""Behind its name: the note that a part of it was lost (`kueue.storage.cut`)."""
+
 _FLOCK = struct.Struct("hhqqi4x")
 """``struct flock`` with 64-bit offsets: type, whence, start, length, pid (0 for open-file-description locks)."""
 _TYPE = struct.Struct("h")
@@ -70,6 +75,11 @@ class Places:
     def server_lock(self) -> str:
         """Held by the running server; on this host a runner takes "nobody holds it" for "there is no server"."""
         return f"{self.server}/lock"
+
+    @property
+    def cut_note(self) -> str:
+        """There if a part of what the server knew is lost, until the next start has dealt with it."""
+        return f"{self.server}/{STATE_FILE}{CUT_SUFFIX}"
 
     def worker(self, name: str) -> str:
         """State of the worker of this name: identity, lock, spool, runners."""

@@ -13,6 +13,7 @@ import _socket
 import json
 import os
 import sys
+import time
 from errno import ECONNREFUSED
 
 from kueue import __version__
@@ -31,6 +32,7 @@ PROTOCOL = 1
 FRAME_LIMIT = 16 * 1024 * 1024
 
 _CONNECT_SECONDS = 5.0
+_AGAIN_SECONDS = 0.05
 
 
 class Server:
@@ -114,10 +116,36 @@ def open_connection(server: Server, welcome_seconds: float, own_server: Callable
     Raises `ConnectionLost` where trying again may help, else `KueueError`.
     """
     for path in server.local_sockets:
-        sock = _open_local(path)
+        try:
+            sock = _open_local(path)
+        except Silence:
+            continue  # it may take us at its port
         if sock is not None:
             return _greet(server, sock, welcome_seconds)
     return _open_tls(server, welcome_seconds, own_server)
+
+
+def knock(paths: Sequence[str], seconds: float) -> None:
+    """Have the server behind the first of these Unix sockets that is anybody's say welcome.
+
+    Raises `ConnectionLost` or `KueueError` if there is none, or it refuses us; `Silence` if it has not answered after
+    `seconds`, also where so many wait already that it takes nobody any more.
+    """
+    deadline = time.monotonic() + seconds
+    server = Server("this host", 0, paths)
+    for path in paths:
+        while True:
+            try:
+                sock = _open_local(path)
+                break
+            except Silence:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_AGAIN_SECONDS)
+        if sock is not None:
+            _greet(server, sock, max(0.1, deadline - time.monotonic())).close()
+            return
+    raise ConnectionLost("nobody listens there")
 
 
 def _open_tls(server: Server, welcome_seconds: float, own_server: Callable[[], str]) -> Connection:
@@ -265,7 +293,10 @@ def _decode(payload: bytes) -> list[Message]:
 
 
 def _open_local(path: str) -> _socket.socket | None:
-    """The connected Unix socket of a server of this user; none when nobody listens there."""
+    """The connected Unix socket of a server of this user; none when nobody listens there.
+
+    Raises `Silence` when somebody listens who takes nobody in.
+    """
     sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
     directory = -1
     try:
@@ -275,6 +306,10 @@ def _open_local(path: str) -> _socket.socket | None:
             path = f"/proc/self/fd/{directory}/{os.path.basename(path)}"
         sock.connect(path)
         _check_owner(sock, path)
+    except (BlockingIOError, TimeoutError) as error:
+        # As many wait there as the kernel lets wait (EAGAIN of connect(2)).
+        sock.close()
+        raise Silence(_why(error)) from error
     except OSError:
         # The TLS port is tried next, and tells the person if there is no server at all.
         sock.close()

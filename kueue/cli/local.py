@@ -53,6 +53,7 @@ class Daemon(NamedTuple):
 def up(session: Session) -> int:
     """Starts what does not run yet and returns when it serves."""
     config = _settings(session)
+    rouse_own_server(places.find(config.common.state_dir))
     server, worker = _server(config), _worker(config)
     screen = session.screen
     name = config.common.server_name
@@ -70,7 +71,10 @@ def up(session: Session) -> int:
 def down(session: Session) -> int:
     """Stops worker and server; their jobs go on under their runner."""
     config = _settings(session)
-    stopped = [_stop(session, daemon) for daemon in (_worker(config), _server(config))]
+    stopped = [_stop(session, _worker(config))]
+    # Behind it: a server that hangs without its lock keeps no worker from being stopped.
+    rouse_own_server(places.find(config.common.state_dir))
+    stopped.append(_stop(session, _server(config)))
     if any(stopped):
         session.screen.print("Running jobs go on; `kueue up` takes them up again.")
     else:
@@ -90,14 +94,7 @@ def _settings(session: Session) -> Config:
 
 def _server(config: Config) -> Daemon:
     state = places.find(config.common.state_dir)
-    rouse_own_server(state)
-    return Daemon(
-        "server",
-        "kueue.server.main",
-        state.server_lock,
-        f"{state.server}/server.log",
-        note=f"{state.server}/queue.sqlite.cut",
-    )
+    return Daemon("server", "kueue.server.main", state.server_lock, f"{state.server}/server.log", note=state.cut_note)
 
 
 def _worker(config: Config) -> Daemon:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kueue import places
+from kueue.storage.in_use import refuse_used
 
 COMPANIONS = ("", "-wal", "-shm", "-journal")
 """SQLite's own files of one database; they belong together."""
@@ -17,8 +18,10 @@ COMPANIONS = ("", "-wal", "-shm", "-journal")
 def exchange(draft: Path, target: Path, aside: Path) -> Path | None:
     """Give the draft the target's name. Returns the new name of what was there; none if nothing was.
 
-    Whatever it raises, all but the draft is as it was then. The caller holds the server's lock; `aside` is free.
+    Whatever it raises, all but the draft is as it was then: `StorageError` if another program has the target open. The
+    caller holds the server's lock; `aside` is free.
     """
+    refuse_used(target)
     names = [(target.with_name(target.name + suffix), aside.with_name(aside.name + suffix)) for suffix in COMPANIONS]
     there = [(old, new) for old, new in names if old.exists()]
     try:

@@ -7,12 +7,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from kueue import log
+from kueue import log, places
 from kueue.errors import KueueError, StorageError, UserError
 from kueue.server.exchange import exchange, free_stamp
 from kueue.storage import cut
 from kueue.storage.backup import examined, sweep_beside
 from kueue.storage.damage import DAMAGE
+from kueue.storage.in_use import refuse_used
 from kueue.storage.opening import open_to_copy
 from kueue.storage.salvage import salvage
 
@@ -21,7 +22,7 @@ _log = log.logger("server")
 
 def state_file(directory: Path) -> Path:
     """The store of the server whose state lies in `directory`."""
-    return directory / "queue.sqlite"
+    return directory / places.STATE_FILE
 
 
 def recover(directory: Path) -> int:
@@ -34,6 +35,7 @@ def recover(directory: Path) -> int:
     if not source.exists():
         _finish(source)
         return 0
+    refuse_used(source)  # a server whose lock and sockets were removed holds this one yet
     sweep_beside(source)
     stamp = free_stamp(lambda one: (_draft(source, one), _aside(source, one)))
     draft = _draft(source, stamp)

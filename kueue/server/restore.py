@@ -29,6 +29,7 @@ from kueue.server.recovery import state_file
 from kueue.storage import cut, rows
 from kueue.storage.backup import Summary, examined, open_alone, sweep_beside
 from kueue.storage.damage import DAMAGE, SENSELESS, words
+from kueue.storage.in_use import refuse_used
 from kueue.storage.opening import MAGIC, check_header, open_to_copy
 from kueue.storage.plan import folded
 from kueue.storage.sqlite import SqliteStore
@@ -46,6 +47,7 @@ def restore(where: places.Places, file: str, *, take_over: bool) -> int:
     source = Path(places.typed(file))
     made = _checked(source)
     target = state_file(Path(where.server))
+    refuse_used(target)  # a server whose lock and sockets were removed holds this one yet
     stamp = free_stamp(lambda one: (_aside(target, one), _draft(target, one)))
     draft = _draft(target, stamp)
     try:

@@ -15,9 +15,7 @@ from msgspec import Struct
 
 from kueue import places, whole_file
 from kueue.core.facts import Aggregates
-
-SUFFIX = ".cut"
-"""Behind the name of the state."""
+from kueue.places import CUT_SUFFIX
 
 
 Mark: TypeAlias = tuple[int, int]
@@ -109,4 +107,4 @@ def empty_log(state: Path) -> None:
 
 
 def _beside(state: Path) -> Path:
-    return state.with_name(f"{state.name}{SUFFIX}")
+    return state.with_name(f"{state.name}{CUT_SUFFIX}")

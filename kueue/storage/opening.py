@@ -30,7 +30,7 @@ MAGIC = b"SQLite format 3\0"
 
 _log = log.logger("storage")
 
-LEFT_BESIDE = ("-wal", "-journal", ".ballast", cut.SUFFIX)
+LEFT_BESIDE = ("-wal", "-journal", ".ballast", places.CUT_SUFFIX)
 """Made only beside a state that has its name, so that they tell of one that is gone: not even a first start that is
 killed leaves them alone.
 """

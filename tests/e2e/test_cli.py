@@ -424,6 +424,22 @@ def test_up_and_down_find_a_server_whose_lock_was_removed(lab, is_replaced):
     lab.ok("remove-job", job)
 
 
+def test_down_stops_the_worker_also_if_the_server_hangs_without_its_lock(lab):
+    server = places.holder(lab.server_lock)
+    worker_lock = f"{places.Places(str(lab.state)).worker('here')}/lock"
+    os.kill(server, signal.SIGSTOP)
+    try:
+        os.unlink(lab.server_lock)
+        code, out, err = lab.run("down")
+        assert code == 1
+        assert "Stopped the worker" in out
+        assert "A server runs that does not answer" in err
+        assert not places.is_locked(worker_lock)
+    finally:
+        os.kill(server, signal.SIGCONT)
+    lab.ok("up")
+
+
 def test_waiters_that_are_killed_leave_a_server_that_answers(lab):
     job = lab.submit("--hold", "true")
     waiters = [lab.start("wait-job", job, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(12)]

@@ -322,6 +322,31 @@ def test_a_second_server_is_refused_also_if_the_lock_of_the_first_was_removed(la
     assert lab.submit(*SMALL, "--hold", "true") == 0
 
 
+@pytest.mark.parametrize("option", ["", "--recover", "--restore", "--backup"])
+def test_a_server_whose_lock_and_sockets_were_removed_keeps_its_state(lab, option):
+    lab.start_server()
+    lab.until(lambda: "listening on" in lab.log("server"), "all its files are made")
+    assert lab.submit(*SMALL, "--hold", "true") == 0
+    server = "kueue.server.main", "-c", str(lab.folder / "lab.toml")
+    copy = lab.folder / "copy"
+    assert lab.start(*server, "--backup", str(copy), log="copying").wait(20) == 0
+    folder = lab.folder / "state" / "server"
+    state = (folder / "queue.sqlite").stat().st_ino
+    (folder / "lock").unlink()
+    for path in folder.glob("*.sock"):
+        path.unlink()
+    names = {"--restore": str(copy), "--backup": f"{copy}-2"}
+    words = [word for word in (option, names.get(option, "")) if word]
+    second = lab.start(*server, *words, log="second")
+    assert second.wait(30) == 1
+    assert "queue.sqlite" in lab.log("second")
+    assert "uses" in lab.log("second")
+    assert (folder / "queue.sqlite").stat().st_ino == state
+    assert not [path.name for path in folder.iterdir() if "before" in path.name or "recovered" in path.name]
+    assert lab.submit(*SMALL, "--hold", "true") == 1
+    assert places.holder(str(folder / "lock")) == lab.server.pid
+
+
 def test_what_keeps_the_lock_from_being_put_back_is_told_by_version_and_doctor(lab):
     lab.start_server()
     lab.until(lambda: "listening on" in lab.log("server"), "all its files are made")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,8 +17,9 @@ import msgspec
 import pytest
 from peer import WELCOME, answering, frame
 
-from kueue.client import Client
-from kueue.errors import ProtocolError, Refused, Unreachable, UserError
+from kueue import places
+from kueue.client import Client, rouse_own_server
+from kueue.errors import KueueError, ProtocolError, Refused, Unreachable, UserError
 from kueue.protocol import messages
 from kueue.transport import FRAME_LIMIT, PROTOCOL, Server, encode, is_this_host
 
@@ -511,3 +513,22 @@ def wait_for(holds):
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def test_a_server_at_whose_socket_so_many_wait_that_nobody_can_come_is_not_taken_for_none(tmp_path):
+    state = places.Places(str(tmp_path / "state"))
+    path, descriptor = places.socket_address(f"{state.server}/1-ab.sock")
+    with contextlib.ExitStack() as open_ones:
+        if descriptor >= 0:
+            open_ones.callback(os.close, descriptor)
+        listener = open_ones.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(path)
+        listener.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                waiting = open_ones.enter_context(socket.socket(socket.AF_UNIX))
+                waiting.setblocking(False)
+                waiting.connect(path)
+        with pytest.raises(KueueError, match="A server runs that does not answer"):
+            rouse_own_server(state)
+    rouse_own_server(state)  # its socket is left, and nobody is behind it

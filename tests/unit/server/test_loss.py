@@ -82,7 +82,7 @@ def test_after_a_loss_numbers_go_on_and_what_waited_is_held(state, caplog):
 
 def test_a_note_that_cannot_be_read_leaves_out_many_numbers(state):
     cut_beyond_help(state)
-    state.with_name(f"{state.name}{cut.SUFFIX}").write_bytes(b"\xff")
+    state.with_name(f"{state.name}{places.CUT_SUFFIX}").write_bytes(b"\xff")
     with contextlib.closing(opened(state)) as store:
         settle(store)
         assert store.aggregates().next_job == 3 + SKIPPED

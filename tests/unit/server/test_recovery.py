@@ -16,6 +16,7 @@ from kueue.model import JobState, Now
 from kueue.server.ledger import Ledger
 from kueue.server.recovery import recover, state_file
 from kueue.storage.sqlite import SqliteStore
+from tests.support.state_user import in_use
 from tests.support.storage_rows import WALL, batch, job_range, node_changed, offered, started, submitted
 
 
@@ -158,3 +159,16 @@ def load(folder):
     finally:
         ledger.close()
         store.close()
+
+
+@pytest.mark.parametrize("is_spoiled", [False, True])
+def test_a_state_that_a_program_has_open_is_not_recovered(tmp_path, is_spoiled):
+    state = state_file(tmp_path)
+    with in_use(state) as other:
+        if is_spoiled:
+            with state.open("r+b") as file:
+                file.write(bytes(4096))
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        with pytest.raises(StorageError, match=rf"uses {state} \(pid {other.pid}\)"):
+            recover(tmp_path)
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -15,6 +15,7 @@ from kueue.server.restore import SKIPPED, restore
 from kueue.storage import backup, schema
 from kueue.storage.opening import Host
 from kueue.storage.sqlite import SqliteStore
+from tests.support.state_user import in_use
 from tests.support.storage_rows import WALL, batch, job_range, node_changed, offered, started, submitted
 
 
@@ -225,3 +226,14 @@ def test_a_backup_of_another_host_needs_the_word_that_that_server_is_gone(where,
     assert "--take-over" in said
     assert restore(where, str(tmp_path / "copy"), take_over=True) == 0
     assert facts_of(state)[1].next_job == 5 + SKIPPED
+
+
+@pytest.mark.parametrize("is_network", [False, True])
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_state_that_a_program_has_open_is_not_replaced(where, state, copy, is_network, is_cut):
+    with in_use(state, is_network=is_network) as other:
+        if is_cut:
+            os.truncate(state, 4096)
+        said = refused(where, state, copy)
+        assert f"Another server or program uses {state} (pid {other.pid})" in said
+        assert f"kill {other.pid}" in said
