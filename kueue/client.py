@@ -346,7 +346,7 @@ def rouse_own_server(state: Places) -> None:
     """Have the server of this state directory, if one runs, put back its lock if that was removed or replaced.
 
     It looks whenever somebody comes. One whose sockets were removed as well is not found. Raises `KueueError` if it is
-    there and does not answer for some seconds.
+    there and does not answer for some seconds, or cannot put the lock back.
     """
     from kueue import places  # noqa: PLC0415 - as above
 
@@ -355,8 +355,9 @@ def rouse_own_server(state: Places) -> None:
             return
         names = os.listdir(state.server)  # noqa: PTH208 - pathlib takes 5 ms to load
         sockets = [f"{state.server}/{name}" for name in sorted(names) if name.endswith(".sock")]
-        if sockets:
-            knock(sockets, _ROUSE_SECONDS)
+        if not sockets:
+            return
+        knock(sockets, _ROUSE_SECONDS)
     except Silence as silence:
         # Behind a socket of nobody there is no connection to wait on.
         raise KueueError(
@@ -364,7 +365,12 @@ def rouse_own_server(state: Places) -> None:
             hint=f"fuser {' '.join(sockets)} tells its pid. If it was stopped: kill -CONT PID; else kill it.",
         ) from silence
     except (ConnectionLost, KueueError, OSError):
-        pass  # there is none, or none that could not be seen anyway
+        return  # there is none, or none that could not be seen anyway
+    if not places.is_locked(state.server_lock):
+        raise KueueError(
+            f"A server runs that cannot put its lock {state.server_lock} back: something else is there.",
+            hint="Remove what is there, then try again. `kueue version` tells its pid.",
+        )
 
 
 def new_request_id() -> str:

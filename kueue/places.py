@@ -78,7 +78,7 @@ class Places:
 
     @property
     def cut_note(self) -> str:
-        """There if a part of what the server knew is lost, until the next start has dealt with it."""
+        """There if a file of the state was cut, until nothing is lost or the next start has dealt with it."""
         return f"{self.server}/{STATE_FILE}{CUT_SUFFIX}"
 
     def worker(self, name: str) -> str:

@@ -190,7 +190,7 @@ def _start(session: Session, daemon: Daemon, config: Config, is_ready: Callable[
                 screen.clear_status()
                 screen.print(f"Started the {daemon.what} (pid {process.pid}, log {daemon.log}).")
                 if has_note:
-                    screen.remark(f"Warning: a part of what the {daemon.what} knew is lost. What is lost: {daemon.log}")
+                    screen.remark(f"Warning: a file of its state was cut while the last one ran. See {daemon.log}.")
                 return
             time.sleep(_LOOK_SECONDS)
         process.returncode = 0

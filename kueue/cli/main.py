@@ -75,7 +75,8 @@ def _carry_out(handler: str, chosen: object) -> int:
             _show_traceback()
         if isinstance(error, OSError) and error.filename:
             # Something in kueue's own directories is not what it was made as.
-            console.complain(f"Error: {os.fsdecode(error.filename)}: {error.strerror}.")
+            path = os.fsencode(error.filename).decode("utf-8", "backslashreplace")
+            console.complain(f"Error: {path}: {error.strerror}.")
             return EXIT_REFUSED
         console.complain(
             f"Error: a fault in kueue itself: {type(error).__name__}: {error}",

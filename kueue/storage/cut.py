@@ -17,7 +17,6 @@ from kueue import places, whole_file
 from kueue.core.facts import Aggregates
 from kueue.places import CUT_SUFFIX
 
-
 Mark: TypeAlias = tuple[int, int]
 """(inode, UTC nanoseconds of its last change): a file that nobody has written to since, under whatever name."""
 

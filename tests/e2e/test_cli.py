@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -182,7 +183,7 @@ def test_up_says_once_where_to_read_what_the_server_has_lost(tmp_path):
         cut.write(Path(lab.state, "server", "queue.sqlite"), cut.Note(is_log=True, sums=Aggregates(next_job=20)))
         code, _, err = lab.run("up")
         log = Path(lab.state, "server", "server.log")
-        assert (code, f"What is lost: {log}" in err) == (0, True), err
+        assert (code, f"See {log}." in err) == (0, True), err
         assert "Numbers go on at job 20" in log.read_text()
         assert lab.ok("cmd", "-q", "--hold", "true") == "20\n"
         lab.ok("down")
@@ -438,6 +439,21 @@ def test_down_stops_the_worker_also_if_the_server_hangs_without_its_lock(lab):
     finally:
         os.kill(server, signal.SIGCONT)
     lab.ok("up")
+
+
+def test_a_server_whose_lock_cannot_be_put_back_is_named_and_not_passed_over(lab):
+    server = places.holder(lab.server_lock)
+    os.unlink(lab.server_lock)
+    try:
+        Path(lab.server_lock, "x").mkdir(parents=True)
+        for verb in ("up", "down"):
+            code, _, err = lab.run(verb)
+            assert (code, "A server runs that cannot put its lock" in err) == (1, True), err
+        assert f"pid {server}" in lab.ok("version")
+    finally:
+        shutil.rmtree(lab.server_lock)
+    lab.ok("up")
+    assert places.holder(lab.server_lock) == server
 
 
 def test_waiters_that_are_killed_leave_a_server_that_answers(lab):
