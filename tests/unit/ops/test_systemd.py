@@ -148,7 +148,9 @@ def verify(home, units):
     environ = {**os.environ, "HOME": str(home), "XDG_RUNTIME_DIR": str(home / "run")}
     command = ["systemd-analyze", "--user", "verify", *map(str, units)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
-    return done.returncode, done.stdout + done.stderr
+    lines = (done.stdout + done.stderr).splitlines()
+    # It reads all units of the machine: a socket of gpg-agent has no room in a path as long as that of a test.
+    return done.returncode, "\n".join(line for line in lines if "kueue" in line)
 
 
 def program(path):
