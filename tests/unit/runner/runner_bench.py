@@ -113,23 +113,26 @@ class Bench:
         scanner = Scanner()
         for place in (self.state / "runners").glob("*"):  # there is none if the test was skipped
             with contextlib.suppress(OSError, ValueError):
-                info = json.loads((place / "info.json").read_text())
-                for pid, start in [info["keeper"], *info["spawners"]]:
-                    now = status(pid)
-                    if now and now.start == start:
-                        os.kill(pid, signal.SIGKILL)
+                _end(place)
             with contextlib.suppress(AssertionError):
                 # A spawner may have taken over in the moment between, and have no lock yet.
                 while not Rundir(str(self.state), place.name).is_dead():
-                    info = json.loads((place / "info.json").read_text())
-                    for pid, start in [info["keeper"], *info["spawners"]]:
-                        now = status(pid)
-                        if now and now.start == start:
-                            os.kill(pid, signal.SIGKILL)
+                    _end(place)
                     time.sleep(0.01)
         for tag in self.tags:
             while scanner.signal_tree(tag, signal.SIGKILL).living:
                 time.sleep(0.01)
+
+
+def _end(place):
+    """Kill keeper and spawners of this runner. All are stopped first: who sees another die takes over, and where the lock
+    was replaced nothing tells of it for a moment.
+    """
+    info = json.loads((place / "info.json").read_text())
+    alive = [pid for pid, start in [info["keeper"], *info["spawners"]] if (now := status(pid)) and now.start == start]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in alive:
+            os.kill(pid, number)
 
 
 class Desk:
