@@ -156,7 +156,7 @@ def test_more_lanes_are_used_at_once(gate):
 
 def test_those_that_wait_outside_hold_no_lane_and_their_limit_counts_anew_inside(gate):
     """Nine that are silent, one lane: the tenth has it at once; who waits for the lane is not taken to hang."""
-    lanes = Lanes(1, 0.5)
+    lanes = Lanes(1, 2.0)
     slow = threading.Event()
 
     def work(ticket):
@@ -164,7 +164,7 @@ def test_those_that_wait_outside_hold_no_lane_and_their_limit_counts_anew_inside
             gate.wait(30)
         ticket.enter()
         if ticket.key.startswith("slow"):
-            time.sleep(0.3)
+            time.sleep(1.0)  # three of them are longer than the limit, and one is far from it
         slow.set()
         return ticket.key
 
