@@ -35,7 +35,6 @@ CUT_SUFFIX = ".cut"
 
 _FLOCK = struct.Struct("hhqqi4x")
 """``struct flock`` with 64-bit offsets: type, whence, start, length, pid (0 for open-file-description locks)."""
-_TYPE = struct.Struct("h")
 _TRIES = 5
 """Where files change their number while they are open, there is no more to be had than the lock."""
 
@@ -338,6 +337,25 @@ class Lock:
         self.release()
 
 
+class KeptDirectory:
+    """A directory that is kept open: no other one is given its number meanwhile."""
+
+    def __init__(self, path: str) -> None:
+        """Raises `OSError`."""
+        self._path = path
+        self._descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def is_in_place(self) -> bool:
+        """Does its path still lead to it?"""
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._descriptor))
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
 def lock_exclusive(path: str, what: str = "This program") -> Lock:
     """Take the lock file (made 0600), or raise `KueueError`: "`what` is running already (pid 17)".
 
@@ -398,10 +416,19 @@ def is_locked(path: str) -> bool:
             return False
         raise
     try:
-        answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_RDLCK))
+        return hindrance(descriptor, fcntl.F_RDLCK) is not None
     finally:
         os.close(descriptor)
-    return bool(answer[: _TYPE.size] != _TYPE.pack(fcntl.F_UNLCK))
+
+
+def hindrance(descriptor: int, kind: int, first: int = 0, count: int = 0) -> int | None:
+    """Who keeps us from locking these bytes of an open file (`count` 0: all behind `first`): a pid, -1 for an
+    open-file-description lock, which belongs to no process; None: nobody. `kind`: ``F_RDLCK`` is kept off by writers,
+    ``F_WRLCK`` by all. Raises `OSError`.
+    """
+    question = _FLOCK.pack(kind, os.SEEK_SET, first, count, 0)
+    found, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, question))
+    return None if found == fcntl.F_UNLCK else int(pid)
 
 
 def holder(path: str) -> int | None:

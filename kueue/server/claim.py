@@ -52,8 +52,7 @@ class Claim:
         # Another file right after it was taken: this file system numbers open files anew, and every look would be
         # false. None at all: it was removed just now, which is what the looks are for.
         self._is_watched = is_watched and lock.is_in_place() is not False
-        # While it is open, no other directory is given its number.
-        self._directory = os.open(os.path.dirname(lock.path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # noqa: PTH120  as in places
+        self._directory = places.KeptDirectory(os.path.dirname(lock.path))  # noqa: PTH120  as in places
         self._steady = steady
         self._changed_ns = lock.changed_ns()
         self._touches: deque[float] = deque(maxlen=TOUCHES + 1)
@@ -67,7 +66,7 @@ class Claim:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._lock.release()
-        os.close(self._directory)
+        self._directory.close()
 
     def stands(self) -> bool:
         """Was the lock in its place? If not, it is by now, where that can be done. Two stats while all is well."""
@@ -81,7 +80,7 @@ class Claim:
             _log.info("%s is in its place again: silence of workers counts anew", self._lock.path)
             self._is_back()
             return False
-        if not self._is_same_directory():
+        if not self._directory.is_in_place():
             self._warn(
                 "The directory of %s was removed or replaced: no job is given away, and nothing will be accepted",
                 ". Put it back if you can, and start the server again",
@@ -139,12 +138,6 @@ class Claim:
 
     def _is_often_touched(self) -> bool:
         return len(self._touches) > TOUCHES and self._steady() - self._touches[0] < TOUCHES_SECONDS
-
-    def _is_same_directory(self) -> bool:
-        try:
-            return os.path.samestat(os.stat(os.path.dirname(self._lock.path)), os.fstat(self._directory))  # noqa: PTH116, PTH120  as above
-        except OSError:
-            return False
 
     def _holder(self) -> str:
         try:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-import struct
 from pathlib import Path
 
+from kueue import places
 from kueue.errors import StorageError
 
-_FLOCK = struct.Struct("hhqqi4x")
-"""As in `kueue.places`."""
 _FIRST, _COUNT = 0x40000000, 512
 
 
@@ -26,13 +24,12 @@ def refuse_used(path: Path) -> None:
     except OSError:
         return
     try:
-        question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _FIRST, _COUNT, 0)
-        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, question))
+        pid = places.hindrance(descriptor, fcntl.F_WRLCK, _FIRST, _COUNT)
     except OSError:
         return  # a file system without locks: nobody can be seen there, by SQLite either
     finally:
         os.close(descriptor)
-    if kind != fcntl.F_UNLCK:
+    if pid is not None:
         who = f"pid {pid}" if pid > 0 else "its pid is not known"
         raise StorageError(
             f"Another server or program uses {path} ({who}); nothing was changed.",

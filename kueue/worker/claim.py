@@ -12,7 +12,6 @@ Rules
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from types import TracebackType
 
@@ -38,8 +37,7 @@ class Claim:
         self._who = who
         self._lock = places.lock_exclusive(f"{folder}/lock", who)
         self._is_watched = is_watched and self._lock.is_in_place() is True
-        # While it is open, no other directory is given its number.
-        self._directory = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._directory = places.KeptDirectory(folder)
         self._is_told = False
 
     def __enter__(self) -> Claim:  # noqa: PYI034  Self is not in Python 3.10
@@ -49,7 +47,7 @@ class Claim:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._lock.release()
-        os.close(self._directory)
+        self._directory.close()
 
     def holds(self) -> bool:
         """Is this directory still ours alone? One stat, as long as all is well. Once False, always False."""
@@ -63,7 +61,7 @@ class Claim:
         return self.loss is None
 
     def _put_back(self) -> None:
-        if not self._is_same_directory():
+        if not self._directory.is_in_place():
             self._lose(
                 f"The directory {self._folder} was removed or replaced while {self._in_text} ran: it ends.",
                 "If it was moved: remove what its runner has made there meanwhile, put it back and start the worker "
@@ -83,12 +81,6 @@ class Claim:
             return
         self._is_told = False
         _log.warning("%s was removed: it is put back. It keeps a second worker from starting here", self._lock.path)
-
-    def _is_same_directory(self) -> bool:
-        try:
-            return os.path.samestat(os.stat(self._folder), os.fstat(self._directory))  # noqa: PTH116  as above
-        except OSError:
-            return False
 
     def _lose_to_another(self) -> None:
         pid = places.holder(self._lock.path)

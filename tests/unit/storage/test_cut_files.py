@@ -290,28 +290,27 @@ def test_a_kill_while_the_state_is_written_anew_leaves_the_old_files_with_a_note
     assert is_whole(path)
 
 
-def test_what_is_left_of_a_cut_log_is_not_read_after_a_kill(tmp_path):
-    path = tmp_path / "queue.sqlite"
+def with_void_log(folder):
+    """A state with jobs 1 to 1000, beside it a log that is older, as a part of one that was checkpointed, and a note."""
+    path = folder / "queue.sqlite"
     with contextlib.closing(opened(path)) as store:
         accept_many(store, 1)
-        shutil.copy2(log_of(path), tmp_path / "old")
+        shutil.copy2(log_of(path), folder / "old")
         for first in range(201, 1001, 200):
             accept_many(store, first)
-    shutil.copy2(tmp_path / "old", log_of(path))  # older than the state, as a part of a log that was checkpointed
+    shutil.copy2(folder / "old", log_of(path))
     cut.write(path, cut.Note("", is_log=True))
+    return path
+
+
+def test_what_is_left_of_a_cut_log_is_not_read_after_a_kill(tmp_path):
+    path = with_void_log(tmp_path)
     assert accepted(path) == list(range(1, 1001))
     assert is_whole(path)
 
 
 def test_what_is_left_of_a_cut_log_is_neither_copied_nor_recovered(tmp_path):
-    path = tmp_path / "queue.sqlite"
-    with contextlib.closing(opened(path)) as store:
-        accept_many(store, 1)
-        shutil.copy2(log_of(path), tmp_path / "old")
-        for first in range(201, 1001, 200):
-            accept_many(store, first)
-    shutil.copy2(tmp_path / "old", log_of(path))
-    cut.write(path, cut.Note("", is_log=True))
+    path = with_void_log(tmp_path)
     saved = salvage(path, tmp_path / "recovered.sqlite", wall=1.0)
     assert saved.lost == ()
     assert accepted(tmp_path / "recovered.sqlite") == list(range(1, 1001))
