@@ -72,6 +72,8 @@ class Client:
         """How long what was connected to may take to prove itself and say welcome."""
         self.welcome: Message = {}
         self.tell = tell if tell is not None else _tell_stderr
+        self.debug: Callable[[str], None] | None = None
+        """Gets every step of a connection, one line each; None: nobody wants to know."""
         self.own_server: Callable[[], str] = lambda: ""
         """What to do if a server of this user on this very host may be what refuses us; empty: there is none."""
         self._connection: Connection | None = None
@@ -115,7 +117,7 @@ class Client:
     def ask_parts(self, kind: str, **fields: Any) -> list[Message]:
         """All parts of an answer that may come in several, up to the one that does not say ``"end": false``."""
         seq = self.next_seq()
-        return self._exchange([encode([{"type": kind, "seq": seq, **fields}])], seq)
+        return self._exchange(kind, [encode([{"type": kind, "seq": seq, **fields}])], seq)
 
     def change(self, kind: str, **fields: Any) -> Message:
         """The answer to a question that changes something: carried out once, however often it had to be sent."""
@@ -141,7 +143,7 @@ class Client:
             )
             for number, part in enumerate(parts)
         ]
-        return self._exchange(frames, seq)[-1]
+        return self._exchange("Submit", frames, seq)[-1]
 
     def watch(self, ids: IdRanges, *, look_seconds: float | None = None) -> Iterator[Message]:
         """First one `Watching` that names the ids that do not exist, then a `JobEnded` for each other job as it ends.
@@ -219,6 +221,7 @@ class Client:
                 connection = self._connected()
                 outage.is_over()
                 asked = list(questions())
+                self._step(f"asks {_kinds(asked)} and listens")
                 connection.send([encode(asked)])
                 while True:
                     try:
@@ -228,6 +231,7 @@ class Client:
                             raise
                         messages = []
                         also = list(later[1]())
+                        self._step(f"nothing so far: asks {_kinds(also)} as well")
                         connection.send([encode(also)])
                         asked += also
                         later = None
@@ -238,27 +242,28 @@ class Client:
                             raise_refusals(message)
                             yield message
             except ConnectionLost as lost:  # noqa: PERF203 - the loop is about these
-                self.close()
-                outage.wait(str(lost))
+                self._lost(lost, outage)
 
-    def _exchange(self, frames: Sequence[bytes], seq: int) -> list[Message]:
+    def _exchange(self, kind: str, frames: Sequence[bytes], seq: int) -> list[Message]:
         self._drop_inherited()
         if self._asking == get_ident():
             raise UserError("This client waits for an answer already.", hint="A signal handler needs one of its own.")
         with self._in_use:
             self._asking = get_ident()
             try:
-                return self._answers(frames, seq)
+                return self._answers(kind, frames, seq)
             finally:
                 self._asking = 0
 
-    def _answers(self, frames: Sequence[bytes], seq: int) -> list[Message]:
+    def _answers(self, kind: str, frames: Sequence[bytes], seq: int) -> list[Message]:
         outage = _Outage(self, self.patience_seconds)
         silence_seconds = None if self.patience_seconds is None else max(self.patience_seconds, _WELCOME_SECONDS)
         while True:
             answers: list[Message] = []
             try:
                 connection = self._connected()
+                begun = time.monotonic()
+                self._step(f"asks {kind}, {sum(map(len, frames))} bytes")
                 connection.send(frames, silence_seconds)
                 while True:
                     for message in connection.receive(silence_seconds):
@@ -267,16 +272,30 @@ class Client:
                             answers.append(message)
                             # The `end` of an Output is the stream's; a question without follow has one answer.
                             if message.get("end", True) or message["type"] == "Output":
+                                self._step(f"answered after {_elapsed(begun)}: {_kinds(answers)}")
                                 return answers
             except ConnectionLost as lost:
-                self.close()
-                outage.wait(str(lost))
+                self._lost(lost, outage)
 
     def _connected(self) -> Connection:
         if self._connection is None:
+            begun = time.monotonic()
+            self._step(f"connects to {self.server}")
             self._connection = open_connection(self.server, self.welcome_seconds, self.own_server)
             self.welcome = self._connection.welcome
+            self._step(
+                f"welcome after {_elapsed(begun)} {self._connection.way}, from kueue {self.welcome.get('version')}"
+            )
         return self._connection
+
+    def _lost(self, lost: ConnectionLost, outage: _Outage) -> None:
+        self.close()
+        self._step(f"no connection: {lost}")
+        outage.wait(str(lost))
+
+    def _step(self, text: str) -> None:
+        if self.debug is not None:
+            self.debug(text)
 
 
 class _Outage:
@@ -400,6 +419,18 @@ def _parts(ranges: Sequence[Message]) -> list[list[Message]]:
         parts[-1].append({**one, "argvs": argvs[begin:]} if begin else one)
         size += taken
     return parts
+
+
+def _kinds(messages: Sequence[Message]) -> str:
+    """``JobList``, ``3 x JobList``, ``WatchJobs, ListJobs``: what they are, in their order."""
+    counts: dict[str, int] = {}
+    for message in messages:
+        counts[message["type"]] = counts.get(message["type"], 0) + 1
+    return ", ".join(kind if count == 1 else f"{count} x {kind}" for kind, count in counts.items())
+
+
+def _elapsed(begun: float) -> str:
+    return f"{(time.monotonic() - begun) * 1000:.1f} ms"
 
 
 def _tell_stderr(sentence: str) -> None:

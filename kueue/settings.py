@@ -133,7 +133,10 @@ class CommonSettings(Section):
     )
     server_port: int = _whole(11236, "Port of the server, used by all programs", most=65535, in_template=True)
     log_level: str = _text(
-        "info", "How much is logged: trace, debug, info, warn or error", choices=LOG_LEVELS, in_template=True
+        "info",
+        "How much is logged: trace, debug, info, warn or error. From debug on commands tell their steps on stderr",
+        choices=LOG_LEVELS,
+        in_template=True,
     )
     state_dir: str = _text(
         "",

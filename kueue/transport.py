@@ -67,6 +67,8 @@ class Connection:
 
     def __init__(self, sock: _socket.socket) -> None:
         self.welcome: Message = {}
+        self.way = ""
+        """For people: over what it goes."""
         self._socket = sock
         self._buffer = bytearray()
 
@@ -121,7 +123,7 @@ def open_connection(server: Server, welcome_seconds: float, own_server: Callable
         except Silence:
             continue  # it may take us at its port
         if sock is not None:
-            return _greet(server, sock, welcome_seconds)
+            return _greet(server, sock, welcome_seconds, f"over {path}")
     return _open_tls(server, welcome_seconds, own_server)
 
 
@@ -175,7 +177,7 @@ def _open_tls(server: Server, welcome_seconds: float, own_server: Callable[[], s
             plain.settimeout(welcome_seconds)
             secured = context.wrap_socket(plain, server_hostname=identity.server_hostname)
             check_peer(secured.getpeercert(binary_form=True), [identity])
-            return _greet(server, secured, welcome_seconds)
+            return _greet(server, secured, welcome_seconds, f"over {secured.version()}")
         except ssl.SSLEOFError:
             plain.close()
             broken = ConnectionLost("the server closed the connection")
@@ -203,8 +205,9 @@ def _open_tls(server: Server, welcome_seconds: float, own_server: Callable[[], s
     ) from refusal
 
 
-def _greet(server: Server, sock: _socket.socket, welcome_seconds: float) -> Connection:
+def _greet(server: Server, sock: _socket.socket, welcome_seconds: float, way: str = "") -> Connection:
     connection = Connection(sock)
+    connection.way = way
     hello = encode([{"type": "ClientHello", "protocol": PROTOCOL, "version": __version__}])
     try:
         try:  # noqa: SIM105 - contextlib takes a millisecond to load

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
+_DETAILED = ("trace", "debug")
+"""Levels of log_level at which a command tells its steps."""
 ASKED_ONE_BY_ONE = 1000
 """Ids: to ask about so many that do not exist takes a moment; a range may be typed of any length."""
 
@@ -42,6 +44,8 @@ class Session:
             config = self._load()
         for warning in config.warnings:
             self.screen.remark(f"Warning: {warning}")
+        if config.common.log_level in _DETAILED:
+            self._remark_step(f"settings of {config.path}")
         return config
 
     @property
@@ -57,6 +61,8 @@ class Session:
         """The connection to the server, made at the first question."""
         client = connect(self.config, patience_seconds=self.patience_seconds)
         client.tell = self.screen.remark
+        if self.config.common.log_level in _DETAILED:
+            client.debug = self._remark_step
         return client
 
     @cached_property
@@ -107,6 +113,9 @@ class Session:
         self.screen.remark(f"Error: {error}")
         if error.hint:
             self.screen.remark(f"Hint: {error.hint}")
+
+    def _remark_step(self, text: str) -> None:
+        self.screen.remark(f"debug: {text}")
 
     def _load(self) -> Config:
         return load(self.arguments.config, ("client_settings",), cache_dir=_cache_directory())

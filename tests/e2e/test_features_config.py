@@ -136,7 +136,7 @@ def test_a_command_waits_for_its_server_and_says_so_once(lab):
 
 
 def test_the_log_level_changes_the_log_and_nothing_else(tmp_path):
-    lines = {}
+    lines, steps = {}, {}
     for level in ("INFO", "debug"):
         (tmp_path / level).mkdir()
         with FeatureLab(tmp_path / level) as lab:
@@ -145,8 +145,14 @@ def test_the_log_level_changes_the_log_and_nothing_else(tmp_path):
             done = lab.kueue("cmd", "--wait", *SMALL, "true")
             assert (done.returncode, done.stdout) == (0, "0\n")
             lines[level] = (len(lab.log("server").splitlines()), len(lab.log("w1").splitlines()))
+            steps[level] = done.stderr.splitlines()
     assert lines["debug"] > lines["INFO"]
     assert lines["debug"][1] > lines["INFO"][1]
+    assert steps["INFO"] == []
+    words = [line.split()[1] for line in steps["debug"]]
+    assert words[:6] == ["settings", "connects", "welcome", "asks", "answered", "asks"]
+    assert "Submit" in steps["debug"][3]
+    assert "WatchJobs" in steps["debug"][5]
 
 
 @pytest.mark.parametrize("module", ["kueue.server.main", "kueue.worker.main", "kueue.cli.main"])

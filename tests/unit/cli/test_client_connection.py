@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -77,6 +78,32 @@ def test_after_a_lost_connection_the_same_bytes_go_out_again(peers):
     assert sent[0] == sent[1] == sent[2]
     assert b'"request_id":"' in sent[0]
     assert len(told) == 1
+
+
+def test_every_step_is_told_to_whoever_wants_to_know(peers):
+    def script(talk):
+        talk.greet()
+        (question,) = talk.hear()
+        if talk.number:
+            talk.say({"type": "Info", "seq": question["seq"]}, {"type": "Info", "seq": question["seq"]})
+            talk.hear()
+
+    peer = peers(script)
+    steps = []
+    with client_of(peer) as client:
+        client.debug = steps.append
+        client.ask("ServerInfo")
+    said = re.sub(r"[0-9]+\.[0-9] ms", "N ms", "\n".join(steps)).splitlines()
+    connected = ["connects to nowhere.invalid:1", f"welcome after N ms over {peer.path}, from kueue 0.1.0"]
+    question = f"asks ServerInfo, {len(peer.talks[0].frames[1])} bytes"
+    assert said == [
+        *connected,
+        question,
+        "no connection: the server closed the connection",
+        *connected,
+        question,
+        "answered after N ms: Info",
+    ]
 
 
 def test_two_changes_have_different_request_ids(peers):
