@@ -263,8 +263,15 @@ def explain(engine: Engine, job: Job, now: Now) -> tuple[str, list[tuple[str, bo
         verdict = next_in_line(queue.name_of(job.attempt.node))
     else:
         note = _note(sight, job, job.attempt)
-        verdict = f"it does not wait: it is {job_filter_of(job)}" + (f" ({note})" if note else "")
+        verdict = _how_it_goes(queue, job) + (f" ({note})" if note else "")
     return verdict, workers, counters
+
+
+def _how_it_goes(queue: Queue, job: Job) -> str:
+    word = job_filter_of(job)
+    if word != "offered" or job.attempt is None:
+        return f"it does not wait: it is {word}"
+    return f"it is offered to worker {queue.name_of(job.attempt.node)}, which has not answered yet"
 
 
 # --- workers and counters --------------------------------------------------------------------------------------------

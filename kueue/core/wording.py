@@ -48,6 +48,7 @@ def comment(outcome: Outcome, end: EndRecord | None) -> str:
         if end.leftovers_stopped:
             noun = "process" if end.leftovers_stopped == 1 else "processes"
             text += f" {end.leftovers_stopped} background {noun} left behind and stopped."
-        for note in end.notes:
-            text += f" {note}"
+        for note in filter(None, end.notes):
+            text += f" {note[:1].upper()}{note[1:]}"
+            text += "" if note.endswith(".") else "."
     return text

@@ -66,6 +66,19 @@ def test_a_waiting_job_is_explained_per_worker_and_counter(engine):
     assert counters == [("global_max_parallel_jobs", True, "would fit: 4 of 100 used, 1 asked for")]
 
 
+@pytest.mark.parametrize(
+    ("job", "verdict"),
+    [
+        (0, "it does not wait: it is running"),
+        (1, "it is offered to worker ralab04, which has not answered yet"),
+        (2, "it is offered to worker ralab04, which has not answered yet (stopping)"),
+        (3, "it does not wait: it is running (stopping)"),
+    ],
+)
+def test_a_job_that_has_a_worker_is_explained_in_one_sentence(engine, job, verdict):
+    assert queries.explain(engine, engine.state.jobs[job], NOW)[0] == verdict
+
+
 def test_a_counter_that_a_reload_has_taken_away_is_told_in_a_sentence(engine):
     entry = JobRange(payload=Payload(argv=("true",)), place=Place(cwd="/d"), request=Request(counters=(("genus", 2),)))
     engine.reload(Settings(counters={"genus": 2}), NOW)
