@@ -1,8 +1,8 @@
 """What a worker has in its directory: the lock that keeps a second one of the same identity away.
 
 Rules
-- A held lock keeps others away only as long as its file is at its path. That is looked at before each hello, before
-  each start that is handed to a runner, and with each heartbeat.
+- A held lock keeps others away only as long as its file is at its path. That is looked at before each try to reach the
+  server and each hello, before each start that is handed to a runner, and with each heartbeat.
 - A lock that was removed, with nothing in its place, is put back: whoever takes the file first has it, also of two that
   start at this moment, so there is never more than one. Its attempts and records are all still there.
 - Another file there means that another worker is or was at work in this directory, and a directory that is gone takes

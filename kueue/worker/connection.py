@@ -77,6 +77,8 @@ async def keep_connected(body: Body, address: Callable[[], Address], hurry: Call
     """Never returns. `address`: asked before every try. `hurry`: an event that ends the present pause."""
     pauses = Pauses()
     while True:
+        if not body.is_ours():  # also while there is no server, for as long as that may be
+            await trio.sleep_forever()  # what ends the program ends this
         here = address()
         began = trio.current_time()
         close = await _one_session(body, here)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 
 import pytest
@@ -83,6 +84,16 @@ def test_a_worker_whose_directory_was_removed_ends_and_a_new_one_takes_its_name(
     assert ends(lab, lab.submit(*SMALL, "true"))["return_code"] == 0
     (lab.folder / "go").touch()
     assert ends(lab, job)["return_code"] == 5
+
+
+def test_a_worker_whose_directory_was_removed_ends_also_while_there_is_no_server(tmp_path):
+    with contextlib.closing(Lab(tmp_path)) as lab:
+        path = lab.config(worker_settings={**lab.settings["worker_settings"], "worker_name": "w1"})
+        worker = lab.start("kueue.worker.main", "-c", str(path), log="w1")
+        lab.until(lambda: "Is kueue_server running there?" in lab.log("w1"), "it has tried", process=worker)
+        remove_tree(tmp_path / "state/workers")
+        assert worker.wait(60) == 1
+        assert "workers/w1 was removed or replaced while the worker w1 ran: it ends." in lab.log("w1")
 
 
 def test_a_service_is_not_started_inside_of_a_job_with_which_it_would_end(lab):
