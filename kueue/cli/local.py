@@ -109,20 +109,34 @@ def _worker_name(config: Config) -> str:
 
 
 def _is_ours_to_start(session: Session, server: Daemon, config: Config) -> bool:
-    """Is there no server yet that serves this lab? Raises `KueueError` when something else has its port."""
+    """Is there no server yet that serves this lab? Raises `KueueError` when something else has its port, or a server
+    that is about to end.
+    """
     if places.is_locked(server.lock) or not _is_taken(config):
         return True
     common = config.common
-    with connect(config, patience_seconds=0.0) as client, contextlib.suppress(KueueError):
+    with connect(config, patience_seconds=0.0) as client:
         # What listens there and is no server may stay mute.
         client.welcome_seconds = _STRANGER_SECONDS
-        client.ask("ServerInfo")
-        session.screen.print(f"A server of this lab, started by somebody else, runs already at {client.server}.")
-        return False
-    raise KueueError(
-        f"TCP port {common.server_port} of this machine is taken by another program, maybe by a colleague's server.",
-        hint=f"To join that server write its shared_secret into {config.path}; else choose another server_port there.",
-    )
+        try:
+            info = client.ask("ServerInfo")
+        except KueueError as error:
+            raise KueueError(
+                f"TCP port {common.server_port} of this machine is taken by another program, maybe by a colleague's "
+                "server.",
+                hint=f"To join that server write its shared_secret into {config.path}; else choose another "
+                "server_port there.",
+            ) from error
+    if info.get("lock_trouble"):
+        # A worker that greets it is the change at which it finds its state gone and ends.
+        raise KueueError(
+            f"The server that runs already at {client.server} (pid {info['pid']}) is of no use any more. "
+            f"{info['lock_trouble']}.",
+            hint=f"Put the directory back if it was moved away. Then `kill {info['pid']}`, and `kueue up` starts "
+            "another.",
+        )
+    session.screen.print(f"A server of this lab, started by somebody else, runs already at {client.server}.")
+    return False
 
 
 def _is_taken(config: Config) -> bool:

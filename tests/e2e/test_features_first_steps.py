@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import socket
@@ -19,6 +20,7 @@ import pytest
 from kueue import log
 from tests.support.feature_lab import SMALL, FeatureLab
 from tests.support.lab import SECRET
+from tests.support.removal import remove_tree
 
 
 @pytest.fixture
@@ -254,6 +256,24 @@ def test_up_fails_soon_when_a_program_that_is_no_server_has_the_port(lab):
     assert f"TCP port {lab.port} of this machine is taken by another program" in done.stderr
     assert "server_port" in done.stderr
     assert not list(lab.folder.glob("state/server/*.log"))
+
+
+def test_up_starts_no_worker_for_a_server_whose_directory_was_removed(lab):
+    lab.config(worker_settings={**lab.settings["worker_settings"], "worker_name": "w1"})
+    (server,) = re.findall(r"Started the server \(pid (\d+),", lab.kueue("up").stdout)
+    remove_tree(lab.folder / "state")
+    done = lab.kueue("up")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"The directory of {lab.folder}/state/server/lock was removed or replaced" in done.stderr
+    assert f"`kill {server}`, and `kueue up` starts another" in done.stderr
+    ended = os.pidfd_open(int(server))
+    os.kill(int(server), signal.SIGTERM)
+    assert select.select([ended], [], [], 30)[0] == [ended]
+    os.close(ended)
+    done = lab.kueue("up")
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert lab.kueue("cmd", *SMALL, "--wait", "true").stdout == "0\n"
+    assert lab.kueue("down").returncode == 0
 
 
 def test_up_tells_a_colleagues_server_on_the_port_from_ones_own(lab, tmp_path_factory):
