@@ -131,7 +131,7 @@ def test_a_suspend_shorter_than_the_time_out_changes_nothing(lab):
     lab.start_server(server_settings=MORTAL)
     worker = lab.start_worker("w1")
     job = lab.shell("echo $KUEUE_ATTEMPT >> count; while [ ! -e go ]; do sleep 0.1; done")
-    lab.until(lambda: lab.lines("count"), "it runs")
+    lab.until(lambda: lab.lines("count") and lab.state(job) == "running", "it runs, and the server knows")
     with stopped(worker.pid, *lab.runners(), *lab.processes_of(job)):
         lab.remains(lambda: lab.state(job) == "running", 5)
     lab.until_online()
